@@ -1,0 +1,144 @@
+//! The trait that a store author implements.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+
+use crate::capabilities::Capabilities;
+use crate::claim::{Attempt, Claim, Holder, Lease, Observation, Release, Renewal, Request};
+use crate::error::Result;
+use crate::name::LockName;
+use crate::token::Token;
+
+/// Atomic lease operations, judged by the store.
+///
+/// Implement this over your store, prove it with the conformance suite, and hand it to a
+/// [`Provider`](crate::Provider). **Unstable until all backends of this project are in.**
+///
+/// # Rules for all methods
+/// * Every method is one decision of the *store*: its clock, its transaction. A method reports what
+///   the store said; it never computes a deadline and never compares with the local wall clock.
+/// * There are no default bodies. What a store cannot do answers
+///   [`Unsupported`](crate::ErrorKind::Unsupported), and its [`capabilities`](Self::capabilities) say so.
+/// * The persistence owns its connections. A call that is dropped midway must leave no connection in
+///   a state that harms the next call; whether it took effect is then unknown to the caller, who
+///   withdraws or releases.
+/// * The caller bounds every call but [`wait`](Self::wait) and [`watch`](Self::watch) with its request
+///   timeout and drops it then. A connection whose call was dropped is thrown away.
+/// * A method must not block its thread.
+/// * Ownership is tested with nonce **and** token, never with the owner.
+///
+/// # Nonce rules
+/// 1. One nonce is at most one term. Once a withdraw or a release has been sent, it is dead.
+/// 2. Repeating [`try_acquire`](Self::try_acquire) with the same nonce while its grant is unexpired
+///    returns the same token and a full ttl again. After the expiry it is a new grant with a new
+///    token, or `Held`.
+#[async_trait]
+pub trait LockPersistence: fmt::Debug + Send + Sync {
+    /// What this store can do. Constant over the life of the value.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Makes what the store needs (a table, a parent node). Idempotent, and safe when many processes
+    /// start at once. Refuses with the exact statement to run when it lacks the right to.
+    ///
+    /// # Errors
+    /// `Schema` when something of another shape stands there, `PermissionDenied`, or why the store
+    /// could not be reached.
+    async fn prepare(&self) -> Result<()>;
+
+    /// Takes the name for this claim if it is free, expired or absent, with a **new, larger** token;
+    /// else says who holds it.
+    ///
+    /// The ttl of a grant is a lower bound of the time left *counted from the start of this call*: on
+    /// a session store the call proves its session itself. [`Mode::Once`](crate::Mode::Once) leaves no
+    /// entry when it is not granted; [`Mode::Queue`](crate::Mode::Queue) may enter a queue and keeps
+    /// its place over repeated calls with the same nonce.
+    ///
+    /// # Errors
+    /// Why the store could not decide; `is_indeterminate` when it may have.
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt>;
+
+    /// Restarts the countdown of each lease. Same length and order as `leases`, each entry its own
+    /// result.
+    ///
+    /// Extends only the entry with this nonce and token that has **not expired**, judged when the
+    /// entry is written and not when the statement began; otherwise [`Renewal::Gone`], nothing
+    /// touched. Never changes the token. One blocked or failing entry delays no other.
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>>;
+
+    /// Frees the entry of this term, and only that, and wakes a waiter. The token never goes back.
+    ///
+    /// # Errors
+    /// Why the store could not decide; `is_indeterminate` when it may have.
+    async fn release(&self, lease: &Lease) -> Result<Release>;
+
+    /// Forgets a claim that was not granted, or whose outcome is unknown: afterwards no entry with its
+    /// nonce is left, neither in a queue nor as the holder.
+    ///
+    /// # Errors
+    /// Why the store could not decide; `is_indeterminate` when it may have.
+    async fn withdraw(&self, claim: &Claim) -> Result<()>;
+
+    /// Resolves when another attempt is worth making. `seen` is what the last attempt answered.
+    ///
+    /// A hint: it may come early, and asserts nothing. It subscribes first and *then* compares the
+    /// state with `seen`, so that no release falls between. A store without push pends for ever; the
+    /// core bounds it by `seen.remaining` and a fallback poll.
+    ///
+    /// # Errors
+    /// Why it can no longer listen; the core polls meanwhile and calls again.
+    async fn wait(&self, claim: &Claim, seen: &Holder) -> Result<()>;
+
+    /// Looks at one name without being a candidate. Needs no right to write.
+    ///
+    /// # Errors
+    /// Why the store could not be read.
+    async fn observe(&self, name: &LockName) -> Result<Observation>;
+
+    /// Resolves when the state of a name may differ from `seen`. A hint, like [`wait`](Self::wait);
+    /// a renewal alone need not resolve it. A store without push pends for ever.
+    ///
+    /// # Errors
+    /// Why it can no longer listen.
+    async fn watch(&self, seen: &Observation) -> Result<()>;
+
+    /// The names that begin with `prefix` and are not [`Absent`](crate::LeaseState::Absent), in byte
+    /// order.
+    ///
+    /// # Errors
+    /// Why the store could not be read.
+    async fn list(&self, prefix: &str) -> Result<Vec<Observation>>;
+
+    /// Ends the lease of whoever holds the name and burns a larger token, which is returned, so that
+    /// the old holder is fenced at once. `None` when nobody holds it.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Option<Token>>;
+
+    /// Leaves a wish that the holder sees at its next renewal. `false` when nobody holds the name.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
+    async fn request(&self, name: &LockName, request: &Request) -> Result<bool>;
+
+    /// The store's wall clock, for reports of skew only.
+    ///
+    /// # Errors
+    /// Why the store could not be read.
+    async fn server_time(&self) -> Result<SystemTime>;
+
+    /// Removes entries that nobody has held for `unused_for`; returns how many. A removed name gets
+    /// larger tokens again than it had.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
+    async fn sweep(&self, unused_for: Duration) -> Result<u64>;
+
+    /// Gives sessions and connections back. Later calls answer `Unavailable`.
+    ///
+    /// # Errors
+    /// Why a session could not be given back; it then ends by itself.
+    async fn close(&self) -> Result<()>;
+}

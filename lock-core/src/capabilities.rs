@@ -70,7 +70,11 @@ impl TtlRange {
     /// The range from `min` to `max`, both included, in steps of `granularity`.
     #[must_use]
     pub const fn new(min: Duration, max: Duration, granularity: Duration) -> Self {
-        Self { min, max, granularity }
+        Self {
+            min,
+            max,
+            granularity,
+        }
     }
 }
 

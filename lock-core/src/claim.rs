@@ -37,8 +37,8 @@ pub struct Claim {
     pub priority: i32,
     /// Whether it may stand in line.
     pub mode: Mode,
-    /// Grant only if the entry still has this [`Holder::version`], tested in the same step.
-    /// Only stores whose capabilities say so are asked this.
+    /// Take an *expired* entry over only if it still has this [`Holder::version`], tested in the same
+    /// step; a free or absent one regardless. Only stores whose capabilities say so are asked this.
     pub if_unchanged: Option<u64>,
 }
 
@@ -122,7 +122,11 @@ impl Handle {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Handle(..)" } else { "Handle(none)" })
+        f.write_str(if self.0.is_some() {
+            "Handle(..)"
+        } else {
+            "Handle(none)"
+        })
     }
 }
 
@@ -148,7 +152,12 @@ impl Lease {
     /// that granted it. It may be less than was asked (a session that is older) or more.
     #[must_use]
     pub fn new(claim: &Claim, token: Token, ttl: Duration, handle: Handle) -> Self {
-        Self(Arc::new(LeaseInner { claim: claim.clone(), token, ttl, handle }))
+        Self(Arc::new(LeaseInner {
+            claim: claim.clone(),
+            token,
+            ttl,
+            handle,
+        }))
     }
 
     /// The claim that was granted.
@@ -251,7 +260,7 @@ pub struct Holder {
     pub remaining: Duration,
     /// What the holder asked for at its last renewal.
     pub ttl: Duration,
-    /// Changes with every grant and every renewal; compare for equality only.
+    /// Changes with every grant and every renewal, and is never 0; compare for equality only.
     pub version: u64,
     /// Published beside the owner.
     pub metadata: Metadata,
@@ -260,8 +269,21 @@ pub struct Holder {
 impl Holder {
     /// A holder without metadata.
     #[must_use]
-    pub fn new(owner: Owner, token: Token, remaining: Duration, ttl: Duration, version: u64) -> Self {
-        Self { owner, token, remaining, ttl, version, metadata: Metadata::default() }
+    pub fn new(
+        owner: Owner,
+        token: Token,
+        remaining: Duration,
+        ttl: Duration,
+        version: u64,
+    ) -> Self {
+        Self {
+            owner,
+            token,
+            remaining,
+            ttl,
+            version,
+            metadata: Metadata::default(),
+        }
     }
 
     /// The same holder with this metadata.

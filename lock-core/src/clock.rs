@@ -34,13 +34,19 @@ impl Moment {
     /// The point `span` later, at most [`NEVER`](Self::NEVER).
     #[must_use]
     pub fn after(self, span: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// The point `span` earlier, at least [`START`](Self::START).
     #[must_use]
     pub fn before(self, span: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
+        Self(
+            self.0
+                .saturating_sub(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
 
     /// How long after `earlier` this is; zero when it is not.
@@ -86,7 +92,9 @@ fn system_now() -> Moment {
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
 #[inline]
 fn system_now() -> Moment {
-    from_timespec(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic))
+    from_timespec(rustix::time::clock_gettime(
+        rustix::time::ClockId::Monotonic,
+    ))
 }
 
 #[cfg(unix)]
@@ -99,7 +107,10 @@ fn from_timespec(t: rustix::time::Timespec) -> Moment {
 
 /// On Windows the performance counter behind [`std::time::Instant`] goes on during sleep.
 #[cfg(not(unix))]
-#[allow(clippy::disallowed_methods, reason = "the one place; see the comment above")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the one place; see the comment above"
+)]
 fn system_now() -> Moment {
     use std::sync::OnceLock;
     use std::time::Instant;

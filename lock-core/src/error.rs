@@ -286,7 +286,10 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|s| s as &(dyn StdError + 'static))
+        self.0
+            .source
+            .as_deref()
+            .map(|s| s as &(dyn StdError + 'static))
     }
 }
 
@@ -327,6 +330,9 @@ mod tests {
             "sqlite renew of \"job\": no answer; from the server"
         );
         assert!(error.is_retryable() && !error.is_indeterminate());
-        assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("the cause"));
+        assert_eq!(
+            error.source().map(ToString::to_string).as_deref(),
+            Some("the cause")
+        );
     }
 }

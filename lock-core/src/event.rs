@@ -47,7 +47,8 @@ pub enum Event {
         /// Why.
         reason: LossReason,
     },
-    /// The work has ended and the store has answered the release.
+    /// The work has ended and the store has answered the release. It also comes after a loss, as the
+    /// end of the clean-up.
     Released {
         /// The token of the term.
         token: Token,
@@ -122,7 +123,9 @@ impl fmt::Display for LossReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Expired { last_error: None } => f.write_str("the deadline passed"),
-            Self::Expired { last_error: Some(error) } => {
+            Self::Expired {
+                last_error: Some(error),
+            } => {
                 write!(f, "the deadline passed; the last renewal failed: {error}")
             }
             Self::Gone => f.write_str("the store no longer has the lease"),

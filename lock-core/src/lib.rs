@@ -7,6 +7,16 @@
 mod capabilities;
 mod claim;
 pub mod clock;
+mod driver;
+#[cfg(feature = "unstable-machine")]
+pub mod election;
+#[cfg(not(feature = "unstable-machine"))]
+#[allow(
+    unreachable_pub,
+    dead_code,
+    reason = "public behind the feature; parts are for tests only"
+)]
+mod election;
 mod elector;
 mod error;
 mod event;
@@ -14,6 +24,7 @@ mod guard;
 mod name;
 mod persistence;
 mod provider;
+mod telemetry;
 mod timing;
 mod token;
 
@@ -21,6 +32,7 @@ pub use capabilities::{Capabilities, Fencing, TtlRange};
 pub use claim::{
     Attempt, Claim, Handle, Holder, Lease, LeaseState, Mode, Observation, Release, Renewal, Request,
 };
+pub use driver::dedicated_runtime;
 pub use elector::{Elector, Health, Outcome, Status};
 pub use error::{Error, ErrorKind, Operation, Result};
 pub use event::{Event, LossReason, StopReason};

@@ -291,9 +291,20 @@ mod tests {
     #[test]
     fn names_are_checked_at_the_edge() {
         for good in ["a", "job ", "ß", &"x".repeat(255), "a/b", "😀", "K"] {
-            assert_eq!(LockName::new(good).map(|n| n.as_str().len()).ok(), Some(good.len()));
+            assert_eq!(
+                LockName::new(good).map(|n| n.as_str().len()).ok(),
+                Some(good.len())
+            );
         }
-        for bad in ["", &"x".repeat(256), &"ä".repeat(128), "job\t", "a\0b", "a\nb", "\u{85}"] {
+        for bad in [
+            "",
+            &"x".repeat(256),
+            &"ä".repeat(128),
+            "job\t",
+            "a\0b",
+            "a\nb",
+            "\u{85}",
+        ] {
             let error = LockName::new(bad).expect_err("must be refused");
             assert_eq!(error.kind(), ErrorKind::InvalidName);
             assert_eq!(error.to_string().lines().count(), 1);

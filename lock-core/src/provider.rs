@@ -1,127 +1,478 @@
 //! What an application holds: guards, elections and observation over any persistence.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::runtime::Handle;
 
-use crate::claim::Observation;
-use crate::clock::Clock;
+use crate::claim::{LeaseState, Observation, Request};
+use crate::clock::{Clock, Moment, SystemClock, sleep_until};
+use crate::driver::{Driver, Notice};
+use crate::election::{Machine, MachineConfig, Scope};
 use crate::elector::Elector;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::guard::LockGuard;
-use crate::name::{Metadata, Owner};
+use crate::name::{LockName, Metadata, Nonce, Owner};
 use crate::persistence::LockPersistence;
 use crate::timing::Timing;
 use crate::token::Token;
+use crate::{Capabilities, Fencing};
 
-/// The trait that applications depend on.
+/// The trait that applications depend on. [`Provider`] implements it over any store.
+///
+/// A name that breaks the rule of [`LockName`] is refused with
+/// [`InvalidName`](ErrorKind::InvalidName) before anything is sent.
 #[async_trait]
 pub trait LockProvider: fmt::Debug + Send + Sync {
-    /// Tries once.
+    /// Tries once; `Ok(None)` when somebody holds it. Not reentrant: also when that is this process.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
+    ///
+    /// # Cancel safety
+    /// Dropped at any point it leaves nothing that outlives the ttl; what was granted is released.
     async fn try_acquire(&self, name: &str) -> Result<Option<LockGuard>>;
-    /// Waits until the name is ours.
+
+    /// Waits until the name is ours, over outages of the store.
+    ///
+    /// # Errors
+    /// Settings that can never work. Everything else is retried.
+    ///
+    /// # Cancel safety
+    /// As [`try_acquire`](Self::try_acquire); the place in a queue is given up.
     async fn acquire(&self, name: &str) -> Result<LockGuard>;
-    /// Waits at most `limit`; `Ok(None)` when somebody else held it all the time.
+
+    /// Waits at most `limit`; `Ok(None)` when somebody else held it at the end. A limit of zero tries
+    /// once.
+    ///
+    /// # Errors
+    /// Settings that can never work, or why the store could not decide at the end of the limit.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
     async fn acquire_within(&self, name: &str, limit: Duration) -> Result<Option<LockGuard>>;
+
     /// A candidate for `name`. Cheap: nothing is sent before it runs.
+    ///
+    /// # Errors
+    /// A name or settings that cannot work.
     fn elector(&self, name: &str) -> Result<Elector>;
+
     /// Looks at one name without being a candidate.
+    ///
+    /// # Errors
+    /// Why the store could not be read.
     async fn observe(&self, name: &str) -> Result<Observation>;
-    /// Resolves with the new observation when it differs from `seen` in more than a renewal.
+
+    /// Resolves with the new observation when it differs from `seen` in more than a renewal, at
+    /// once where the store has push, else within [`Timing::poll_every`].
+    ///
+    /// # Errors
+    /// Why the store could not be read.
     async fn watch(&self, seen: &Observation) -> Result<Observation>;
-    /// The names that begin with `prefix`.
+
+    /// The names that begin with `prefix`, in byte order.
+    ///
+    /// # Errors
+    /// Why the store could not be read.
     async fn list(&self, prefix: &str) -> Result<Vec<Observation>>;
-    /// Asks the holder to step down at its next renewal; `false` when nobody holds the name.
+
+    /// Asks the holder to step down at its next renewal, and not to claim for `hold_off`; `false`
+    /// when nobody holds the name.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
     async fn step_down(&self, name: &str, hold_off: Duration) -> Result<bool>;
-    /// Ends the lease of whoever holds the name.
+
+    /// Ends the lease of whoever holds the name, now, with a larger token; `None` when nobody does.
+    /// The holder learns of it at its next renewal: until then only fencing stops it.
+    ///
+    /// # Errors
+    /// Why the store could not decide.
     async fn revoke(&self, name: &str, reason: &str) -> Result<Option<Token>>;
 }
 
-/// A [`LockProvider`] over one [`LockPersistence`]. Cheap to clone; clones share one driver.
+/// A [`LockProvider`] over one [`LockPersistence`].
+///
+/// Cheap to clone; clones share one driver task and its batches of renewals. Each `with_…` gives a
+/// provider with other settings that still shares it.
 #[derive(Clone, Debug)]
 pub struct Provider {
-    persistence: Arc<dyn LockPersistence>,
+    driver: Arc<Driver>,
+    settings: Settings,
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    owner: Owner,
+    timing: Timing,
+    metadata: Metadata,
+    priority: i32,
+    guarded_takeover: bool,
 }
 
 impl Provider {
     /// A provider with the default owner (`host/pid`) and the default times.
     #[must_use]
     pub fn new(persistence: Arc<dyn LockPersistence>) -> Self {
-        Self { persistence }
+        Self {
+            driver: Arc::new(Driver::new(persistence, Arc::new(SystemClock), None)),
+            settings: Settings {
+                owner: Owner::default(),
+                timing: Timing::default(),
+                metadata: Metadata::default(),
+                priority: 0,
+                guarded_takeover: false,
+            },
+        }
     }
 
-    /// The same provider with this owner.
+    /// The same provider with this published identity. It need not be unique.
     #[must_use]
-    pub fn with_owner(self, _owner: Owner) -> Self {
-        todo!()
+    pub fn with_owner(mut self, owner: Owner) -> Self {
+        self.settings.owner = owner;
+        self
     }
 
     /// The same provider with these times.
     #[must_use]
-    pub fn with_timing(self, _timing: Timing) -> Self {
-        todo!()
+    pub fn with_timing(mut self, timing: Timing) -> Self {
+        self.settings.timing = timing;
+        self
     }
 
-    /// The same provider with this metadata.
+    /// The same provider with this text published beside the owner.
     #[must_use]
-    pub fn with_metadata(self, _metadata: Metadata) -> Self {
-        todo!()
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.settings.metadata = metadata;
+        self
     }
 
-    /// The same provider with this priority.
+    /// The same provider with this priority, for stores that queue by priority.
     #[must_use]
-    pub fn with_priority(self, _priority: i32) -> Self {
-        todo!()
+    pub fn with_priority(mut self, priority: i32) -> Self {
+        self.settings.priority = priority;
+        self
     }
 
-    /// The same provider on another clock; for tests.
-    #[must_use]
-    pub fn with_clock(self, _clock: Arc<dyn Clock>) -> Self {
-        todo!()
+    /// The same provider taking over an expired lease only after having seen it unchanged for the
+    /// holder's `ttl × (1 + drift)` on its own clock: a forward step of the store's clock then costs
+    /// nobody the lease, and a takeover after a crash takes up to one ttl longer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] when the store cannot make a takeover conditional.
+    pub fn with_guarded_takeover(mut self, guarded: bool) -> Result<Self> {
+        let capabilities = self.capabilities();
+        if guarded && !capabilities.conditional_takeover {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "this store cannot make a takeover conditional; leave guarded takeover off",
+            )
+            .with_backend(capabilities.backend));
+        }
+        self.settings.guarded_takeover = guarded;
+        Ok(self)
     }
 
-    /// The same provider with its driver, and so every store call, on this runtime.
+    /// The same store on another clock, with a driver of its own; for tests.
     #[must_use]
-    pub fn on_runtime(self, _runtime: tokio::runtime::Handle) -> Self {
-        todo!()
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        let driver = &self.driver;
+        let runtime = driver.runtime().cloned();
+        self.driver = Arc::new(Driver::new(
+            Arc::clone(driver.persistence()),
+            clock,
+            runtime,
+        ));
+        self
+    }
+
+    /// The same store with a driver of its own on this runtime, where every call to the store is
+    /// made; see [`dedicated_runtime`](crate::dedicated_runtime).
+    #[must_use]
+    pub fn on_runtime(mut self, runtime: Handle) -> Self {
+        let driver = &self.driver;
+        let (store, clock) = (Arc::clone(driver.persistence()), Arc::clone(driver.clock()));
+        self.driver = Arc::new(Driver::new(store, clock, Some(runtime)));
+        self
     }
 
     /// The store.
     #[must_use]
     pub fn persistence(&self) -> &Arc<dyn LockPersistence> {
-        &self.persistence
+        self.driver.persistence()
+    }
+
+    /// What the store can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.persistence().capabilities()
+    }
+
+    /// The times in use.
+    #[must_use]
+    pub fn timing(&self) -> &Timing {
+        &self.settings.timing
+    }
+
+    /// The published identity in use.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        &self.settings.owner
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    /// A machine for one candidate, after all checks that need no I/O.
+    pub(crate) fn machine(&self, name: &LockName, scope: Scope) -> Result<Machine> {
+        let s = &self.settings;
+        let capabilities = self.capabilities();
+        let ttl = s.timing.ttl();
+        if ttl < capabilities.ttl.min || ttl > capabilities.ttl.max {
+            return Err(Error::new(
+                ErrorKind::InvalidConfig,
+                format!(
+                    "the ttl is {ttl:?}; this store takes {:?} to {:?}",
+                    capabilities.ttl.min, capabilities.ttl.max
+                ),
+            )
+            .with_backend(capabilities.backend)
+            .with_name(name.clone()));
+        }
+        let first_nonce = Nonce::random();
+        let seed = Nonce::random().as_u128();
+        Ok(Machine::new(MachineConfig {
+            name: name.clone(),
+            owner: s.owner.clone(),
+            metadata: s.metadata.clone(),
+            priority: s.priority,
+            timing: s.timing,
+            scope,
+            first_nonce,
+            seed: u64::try_from(seed >> 64).unwrap_or(0),
+            queueing: capabilities.queueing,
+            monotone: !matches!(capabilities.fencing, Fencing::None(_)),
+            guarded_takeover: s.guarded_takeover,
+        }))
+    }
+
+    async fn claim(
+        &self,
+        name: &str,
+        scope: Scope,
+        until: Option<Moment>,
+    ) -> Result<Option<LockGuard>> {
+        let name = LockName::new(name)?;
+        loop {
+            // Made before the first await: dropping this future at any point drops it.
+            let mut candidacy = self.driver.start(self.machine(&name, scope)?, None)?;
+            let mut last_error = None;
+            loop {
+                let limit = async {
+                    match until {
+                        Some(until) => sleep_until(self.driver.clock(), until).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let notice = tokio::select! {
+                    biased;
+                    notice = candidacy.next() => notice,
+                    () = limit => return last_error.map_or(Ok(None), Err),
+                };
+                match notice {
+                    Some(Notice::Offer(term)) => {
+                        if candidacy.take(&term) {
+                            return Ok(Some(LockGuard::new(term, candidacy)));
+                        }
+                        // It was polled too late; start over.
+                        break;
+                    }
+                    Some(Notice::Denied) => {
+                        last_error = None;
+                        if scope == Scope::OneAttempt {
+                            return Ok(None);
+                        }
+                    }
+                    Some(Notice::Failed(error)) => last_error = Some(error),
+                    Some(Notice::Ended(Some(error))) => return Err(error),
+                    Some(Notice::Ended(None)) => {
+                        return Ok(None);
+                    }
+                    Some(Notice::Released(_)) => {}
+                    None => {
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "the runtime of the driver has ended",
+                        )
+                        .with_name(name));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A call to the store outside any candidacy, under the request timeout, where the driver runs.
+    async fn call<T, F, Fut>(&self, operation: Operation, call: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Arc<dyn LockPersistence>) -> Fut,
+        Fut: Future<Output = Result<T>> + Send + 'static,
+    {
+        let backend = self.capabilities().backend;
+        let timeout = self.settings.timing.request_timeout();
+        let call = call(Arc::clone(self.persistence()));
+        let bounded = async move {
+            tokio::time::timeout(timeout, call)
+                .await
+                .unwrap_or_else(|_| {
+                    Err(
+                        Error::new(ErrorKind::Timeout, format!("no answer within {timeout:?}"))
+                            .with_backend(backend)
+                            .with_operation(operation),
+                    )
+                })
+        };
+        self.here_or_there(operation, bounded).await
+    }
+
+    async fn here_or_there<T, Fut>(&self, operation: Operation, call: Fut) -> Result<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = Result<T>> + Send + 'static,
+    {
+        match self.driver.runtime() {
+            None => call.await,
+            Some(runtime) => AbortOnDrop(runtime.spawn(call)).await.unwrap_or_else(|_| {
+                Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "the runtime of the driver has ended",
+                )
+                .with_backend(self.capabilities().backend)
+                .with_operation(operation))
+            }),
+        }
+    }
+}
+
+/// A task that ends with whoever waits for it.
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Future for AbortOnDrop<T> {
+    type Output = std::result::Result<T, tokio::task::JoinError>;
+
+    fn poll(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Self::Output> {
+        std::pin::Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
 #[async_trait]
 impl LockProvider for Provider {
-    async fn try_acquire(&self, _name: &str) -> Result<Option<LockGuard>> {
-        todo!()
+    async fn try_acquire(&self, name: &str) -> Result<Option<LockGuard>> {
+        self.claim(name, Scope::OneAttempt, None).await
     }
-    async fn acquire(&self, _name: &str) -> Result<LockGuard> {
-        todo!()
+
+    async fn acquire(&self, name: &str) -> Result<LockGuard> {
+        loop {
+            if let Some(guard) = self.claim(name, Scope::OneTerm, None).await? {
+                return Ok(guard);
+            }
+        }
     }
-    async fn acquire_within(&self, _name: &str, _limit: Duration) -> Result<Option<LockGuard>> {
-        todo!()
+
+    async fn acquire_within(&self, name: &str, limit: Duration) -> Result<Option<LockGuard>> {
+        if limit.is_zero() {
+            return self.try_acquire(name).await;
+        }
+        let until = self.driver.clock().now().after(limit);
+        self.claim(name, Scope::OneTerm, Some(until)).await
     }
-    fn elector(&self, _name: &str) -> Result<Elector> {
-        todo!()
+
+    fn elector(&self, name: &str) -> Result<Elector> {
+        Elector::new(self.clone(), LockName::new(name)?)
     }
-    async fn observe(&self, _name: &str) -> Result<Observation> {
-        todo!()
+
+    async fn observe(&self, name: &str) -> Result<Observation> {
+        let name = LockName::new(name)?;
+        self.call(Operation::Observe, |store| async move {
+            store.observe(&name).await
+        })
+        .await
     }
-    async fn watch(&self, _seen: &Observation) -> Result<Observation> {
-        todo!()
+
+    async fn watch(&self, seen: &Observation) -> Result<Observation> {
+        let mut seen = seen.clone();
+        loop {
+            let clock = self.driver.clock();
+            let mut at = clock.now().after(self.settings.timing.poll_every());
+            if let Some(holder) = seen.holder() {
+                at = at.min(clock.now().after(holder.remaining));
+            }
+            let store = Arc::clone(self.persistence());
+            let asked = seen.clone();
+            let hint =
+                self.here_or_there(Operation::Watch, async move { store.watch(&asked).await });
+            tokio::select! {
+                hint = hint => if hint.is_err() {
+                    // It can no longer listen; it is asked again after the poll.
+                    sleep_until(clock, at).await;
+                },
+                () = sleep_until(clock, at) => {}
+            }
+            let now = self.observe(seen.name.as_str()).await?;
+            if !is_same_term(&seen.state, &now.state) {
+                return Ok(now);
+            }
+            seen = now;
+        }
     }
-    async fn list(&self, _prefix: &str) -> Result<Vec<Observation>> {
-        todo!()
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Observation>> {
+        let prefix = prefix.to_owned();
+        self.call(
+            Operation::List,
+            |store| async move { store.list(&prefix).await },
+        )
+        .await
     }
-    async fn step_down(&self, _name: &str, _hold_off: Duration) -> Result<bool> {
-        todo!()
+
+    async fn step_down(&self, name: &str, hold_off: Duration) -> Result<bool> {
+        let name = LockName::new(name)?;
+        let request = Request::StepDown { hold_off };
+        self.call(Operation::Request, |store| async move {
+            store.request(&name, &request).await
+        })
+        .await
     }
-    async fn revoke(&self, _name: &str, _reason: &str) -> Result<Option<Token>> {
-        todo!()
+
+    async fn revoke(&self, name: &str, reason: &str) -> Result<Option<Token>> {
+        let name = LockName::new(name)?;
+        let reason = Metadata::new(reason)?;
+        self.call(Operation::Revoke, |store| async move {
+            store.revoke(&name, reason.as_str()).await
+        })
+        .await
+    }
+}
+
+/// Whether two states differ in no more than a renewal.
+fn is_same_term(a: &LeaseState, b: &LeaseState) -> bool {
+    match (a, b) {
+        (LeaseState::Held(a), LeaseState::Held(b))
+        | (LeaseState::Expired(a), LeaseState::Expired(b)) => a.token == b.token,
+        (a, b) => a == b,
     }
 }

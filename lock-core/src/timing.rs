@@ -41,7 +41,10 @@ impl Timing {
     /// Starts from [`for_ttl`](Self::for_ttl) and lets each time be set.
     #[must_use]
     pub fn builder(ttl: Duration) -> TimingBuilder {
-        TimingBuilder { timing: Self::scaled(ttl), poll_set: false }
+        TimingBuilder {
+            timing: Self::scaled(ttl),
+            poll_set: false,
+        }
     }
 
     /// The times of Dubbo Admin's election: lease 30 s, renewal each 10 s, retry each 5 s; the rest
@@ -135,7 +138,10 @@ impl Timing {
     #[must_use]
     pub fn deadline(&self, sent: Moment, granted: Duration) -> Moment {
         let ttl = self.ttl.min(granted);
-        sent.after(ttl.saturating_sub(self.share_of(ttl)).saturating_sub(self.margin))
+        sent.after(
+            ttl.saturating_sub(self.share_of(ttl))
+                .saturating_sub(self.margin),
+        )
     }
 
     /// `deadline − drain`: when the work is told to stop.
@@ -150,19 +156,25 @@ impl Timing {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
+    /// `span × (1 + drift)`: how long a span of the store's clock may take on the local one.
+    pub(crate) fn stretched(&self, span: Duration) -> Duration {
+        span.saturating_add(self.share_of(span))
+    }
+
     /// How long a lease that was last renewed by a request sent now may still stand in the store,
     /// on the local clock: `request_timeout + ttl × (1 + drift) + margin`.
     pub(crate) fn surely_expired_after(&self) -> Duration {
         self.request_timeout
-            .saturating_add(self.ttl)
-            .saturating_add(self.share_of(self.ttl))
+            .saturating_add(self.stretched(self.ttl))
             .saturating_add(self.margin)
     }
 
     /// The pause after the `failures`-th failed request in a row.
     pub(crate) fn backoff(&self, failures: u32) -> Duration {
         let factor = 1_u32 << failures.saturating_sub(1).min(16);
-        self.first_backoff.saturating_mul(factor).min(self.poll_every.max(self.first_backoff))
+        self.first_backoff
+            .saturating_mul(factor)
+            .min(self.poll_every.max(self.first_backoff))
     }
 
     /// Whether the rule of [`TimingBuilder::build`] still holds when the store grants only this much.
@@ -191,7 +203,9 @@ impl Timing {
         .into_iter()
         .try_fold(Duration::ZERO, Duration::checked_add);
         let Some(needed) = needed else {
-            return Err(invalid("the times are too large to add up; use shorter ones"));
+            return Err(invalid(
+                "the times are too large to add up; use shorter ones",
+            ));
         };
         if needed > self.ttl {
             return Err(invalid(format!(
@@ -216,14 +230,18 @@ impl Timing {
         let mut at = self.renew_every;
         while at.saturating_add(self.request_timeout) <= usable && attempts < 1000 {
             attempts += 1;
-            at = at.saturating_add(self.request_timeout).saturating_add(self.backoff(attempts));
+            at = at
+                .saturating_add(self.request_timeout)
+                .saturating_add(self.backoff(attempts));
         }
         let per_hour = |every: Duration| (3600.0 / every.as_secs_f64()).ceil() as u64;
         let standby = per_hour(self.poll_every.min(self.ttl));
         Explanation {
             timing: *self,
             candidates,
-            crash_takeover: self.ttl.saturating_add(takeover_spread(candidates.saturating_sub(1))),
+            crash_takeover: self
+                .ttl
+                .saturating_add(takeover_spread(candidates.saturating_sub(1))),
             polled_takeover: self.poll_every,
             attempts_before_loss: attempts,
             longest_pause: usable.saturating_sub(self.renew_every),
@@ -336,7 +354,9 @@ impl TimingBuilder {
             ("poll_every", t.poll_every),
         ] {
             if span < Duration::from_millis(1) {
-                return Err(invalid(format!("{what} is {span:?}; it must be at least 1ms")));
+                return Err(invalid(format!(
+                    "{what} is {span:?}; it must be at least 1ms"
+                )));
             }
         }
         t.check_rule("the ttl")?;
@@ -371,7 +391,11 @@ impl fmt::Display for Explanation {
         let t = &self.timing;
         let standbys = u64::from(self.candidates.saturating_sub(1));
         let total = self.leader_requests_per_hour + standbys * self.standby_requests_per_hour;
-        writeln!(f, "lease             {:?}, renewed every {:?}", t.ttl, t.renew_every)?;
+        writeln!(
+            f,
+            "lease             {:?}, renewed every {:?}",
+            t.ttl, t.renew_every
+        )?;
         writeln!(
             f,
             "crash takeover    at most {:?} after the last renewal the store saw",
@@ -425,7 +449,11 @@ mod tests {
 
     #[test]
     fn presets_keep_the_rule() {
-        for timing in [Timing::default(), Timing::dubbo_admin(), Timing::servicecomb_pack()] {
+        for timing in [
+            Timing::default(),
+            Timing::dubbo_admin(),
+            Timing::servicecomb_pack(),
+        ] {
             assert!(timing.check_rule("the ttl").is_ok(), "{timing:?}");
         }
         for ttl in [100, 101, 250, 999, 1000, 15_000, 86_400_000] {
@@ -447,7 +475,10 @@ mod tests {
             .drain(ms(1460))
             .margin(ms(400));
         assert!(exact.build().is_ok(), "equal is accepted");
-        let error = exact.drain(ms(1461)).build().expect_err("1 ms over is refused");
+        let error = exact
+            .drain(ms(1461))
+            .build()
+            .expect_err("1 ms over is refused");
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         let text = error.to_string();
         assert!(text.contains("4.001s") && text.contains("4s"), "{text}");
@@ -476,11 +507,22 @@ mod tests {
 
     #[test]
     fn the_deadline_counts_from_the_send() {
-        let t = Timing::builder(ms(10_000)).margin(ms(400)).build().expect("valid");
+        let t = Timing::builder(ms(10_000))
+            .margin(ms(400))
+            .build()
+            .expect("valid");
         let sent = Moment::from_nanos(7);
         assert_eq!(t.deadline(sent, ms(10_000)), sent.after(ms(9500)));
-        assert_eq!(t.deadline(sent, ms(20_000)), sent.after(ms(9500)), "never more than asked");
-        assert_eq!(t.deadline(sent, ms(1000)), sent.after(ms(590)), "never more than granted");
+        assert_eq!(
+            t.deadline(sent, ms(20_000)),
+            sent.after(ms(9500)),
+            "never more than asked"
+        );
+        assert_eq!(
+            t.deadline(sent, ms(1000)),
+            sent.after(ms(590)),
+            "never more than granted"
+        );
         assert_eq!(t.deadline(sent, ms(100)), sent, "never before the send");
     }
 
@@ -489,7 +531,10 @@ mod tests {
         let t = Timing::default();
         assert!(t.check_granted(ms(15_000)).is_ok());
         assert!(t.check_granted(ms(60_000)).is_ok());
-        let text = t.check_granted(ms(9000)).expect_err("infeasible").to_string();
+        let text = t
+            .check_granted(ms(9000))
+            .expect_err("infeasible")
+            .to_string();
         assert!(text.contains("granted by the store"), "{text}");
     }
 }

@@ -64,13 +64,17 @@ impl FenceGate {
     /// A gate that has seen no token yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { highest: AtomicU64::new(0) }
+        Self {
+            highest: AtomicU64::new(0),
+        }
     }
 
     /// A gate that has seen tokens up to `token`.
     #[must_use]
     pub const fn starting_at(token: Token) -> Self {
-        Self { highest: AtomicU64::new(token.0) }
+        Self {
+            highest: AtomicU64::new(token.0),
+        }
     }
 
     /// Lets `token` pass, unless a larger one has passed before.
@@ -111,7 +115,10 @@ mod tests {
         assert_eq!(gate.highest(), None);
         assert!(gate.admit(t(3)).is_ok());
         assert!(gate.admit(t(3)).is_ok());
-        assert_eq!(gate.admit(t(2)).map_err(|e| e.kind()), Err(ErrorKind::LeaseLost));
+        assert_eq!(
+            gate.admit(t(2)).map_err(|e| e.kind()),
+            Err(ErrorKind::LeaseLost)
+        );
         assert!(gate.admit(t(9)).is_ok());
         assert_eq!(gate.highest(), Some(t(9)));
         assert!(FenceGate::starting_at(t(9)).admit(t(8)).is_err());

@@ -1,0 +1,87 @@
+//! What onlookers of an elector see.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::{broadcast, watch};
+
+use crate::clock::Moment;
+use crate::elector::Status;
+use crate::error::Error;
+use crate::event::Event;
+
+/// Events that a slow reader may lag behind before it loses the oldest.
+const EVENTS: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub(crate) status: watch::Sender<Status>,
+    pub(crate) events: broadcast::Sender<Event>,
+    answers: Mutex<Answers>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answers {
+    pub(crate) answered: Option<Moment>,
+    pub(crate) failures: u32,
+    pub(crate) last_error: Option<Error>,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        Self {
+            status: watch::Sender::new(Status::Idle),
+            events: broadcast::Sender::new(EVENTS),
+            answers: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn answers(&self) -> Answers {
+        self.answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// The store has answered.
+    pub(crate) fn answered(&self, now: Moment) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        *answers = Answers {
+            answered: Some(now),
+            failures: 0,
+            last_error: None,
+        };
+    }
+
+    /// A request to the store has failed.
+    pub(crate) fn failed(&self, error: &Error) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.failures = answers.failures.saturating_add(1);
+        answers.last_error = Some(error.clone());
+    }
+
+    pub(crate) fn publish(&self, event: &Event) {
+        let status = match event {
+            Event::Gained { token, .. } => Some(Status::Leading(*token)),
+            Event::Stopping { token, .. } => Some(Status::Stopping(*token)),
+            Event::Lost { token, .. } => Some(Status::Ending(*token)),
+            Event::Released { .. } => Some(Status::Standby(None)),
+            Event::Standby { holder } => Some(Status::Standby(Some(holder.clone()))),
+            Event::Ended { .. } => Some(Status::Idle),
+            Event::Renewed { .. }
+            | Event::Aborting { .. }
+            | Event::Failed { .. }
+            | Event::Recovered { .. } => None,
+        };
+        if let Some(status) = status {
+            self.status.send_if_modified(|old| {
+                let changed = *old != status;
+                if changed {
+                    *old = status;
+                }
+                changed
+            });
+        }
+        // Nobody needs to listen.
+        let _ = self.events.send(event.clone());
+    }
+}

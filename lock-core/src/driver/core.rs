@@ -1,0 +1,522 @@
+//! The driver task: all machines of one provider.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::sync::mpsc;
+
+use crate::claim::Lease;
+use crate::clock::{Clock, Moment, sleep_until};
+use crate::driver::{Command, Notice, Phase, Seat, Term, rescue};
+use crate::election::{Action, Input, Machine, OpId, Output, Reply};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::event::Event;
+use crate::persistence::LockPersistence;
+use crate::telemetry::{self, Reporter};
+
+/// How long a grant waits to be taken by its caller before it is released: a future that is kept but
+/// not polled holds nobody up for longer.
+pub(crate) const HAND_OFF: Duration = Duration::from_millis(100);
+
+type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Vec<Answer>> + Send>>>;
+type Waits = FuturesUnordered<Pin<Box<dyn Future<Output = Option<(u64, Input)>> + Send>>>;
+
+/// One request answered.
+struct Answer {
+    id: u64,
+    op: OpId,
+    sent: Moment,
+    reply: Reply,
+}
+
+struct Slot {
+    machine: Machine,
+    seat: Seat,
+    reporter: Reporter,
+    timeout: Duration,
+    drain: Duration,
+    term: Option<Arc<Term>>,
+    /// When the grant is taken back if nobody has taken it.
+    offer_until: Option<Moment>,
+    waiting: Option<AbortHandle>,
+    wake: Moment,
+    renewal: Option<Moment>,
+}
+
+pub(super) struct Core {
+    persistence: Arc<dyn LockPersistence>,
+    clock: Arc<dyn Clock>,
+    backend: &'static str,
+    commands: mpsc::UnboundedReceiver<Command>,
+    slots: BTreeMap<u64, Slot>,
+    wakes: BTreeSet<(Moment, u64)>,
+    renewals: BTreeSet<(Moment, u64)>,
+    batch: Vec<(u64, OpId, Lease)>,
+    calls: Calls,
+    waits: Waits,
+}
+
+impl Core {
+    pub(super) fn new(
+        persistence: Arc<dyn LockPersistence>,
+        clock: Arc<dyn Clock>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> Self {
+        Self {
+            backend: persistence.capabilities().backend,
+            persistence,
+            clock,
+            commands,
+            slots: BTreeMap::new(),
+            wakes: BTreeSet::new(),
+            renewals: BTreeSet::new(),
+            batch: Vec::new(),
+            calls: Calls::new(),
+            waits: Waits::new(),
+        }
+    }
+
+    /// Drives the machines until no candidate can come any more and none is left.
+    pub(super) async fn run(mut self) {
+        let mut open = true;
+        while open || !self.slots.is_empty() {
+            let next = self.wakes.first().map_or(Moment::NEVER, |(at, _)| *at);
+            tokio::select! {
+                // Time first: a deadline must not wait behind a flood of answers.
+                biased;
+                () = sleep_until(&self.clock, next), if next < Moment::NEVER => self.on_time(),
+                Some(answers) = self.calls.next(), if !self.calls.is_empty() => {
+                    self.on_answers(answers);
+                }
+                command = self.commands.recv(), if open => match command {
+                    Some(command) => self.on_commands(command),
+                    None => open = false,
+                },
+                Some(hint) = self.waits.next(), if !self.waits.is_empty() => {
+                    if let Some((id, input)) = hint {
+                        self.input(id, input);
+                    }
+                }
+            }
+            self.send_batch();
+        }
+    }
+
+    fn on_time(&mut self) {
+        let now = self.clock.now();
+        let due: Vec<u64> = self
+            .wakes
+            .iter()
+            .take_while(|(at, _)| *at <= now)
+            .map(|(_, id)| *id)
+            .collect();
+        for id in due {
+            self.take_back_offer(now, id);
+            self.step(id);
+        }
+    }
+
+    /// Takes back a grant that its caller has not taken in time.
+    fn take_back_offer(&mut self, now: Moment, id: u64) {
+        let Some(slot) = self.slots.get_mut(&id) else {
+            return;
+        };
+        if slot.offer_until.is_some_and(|until| until <= now) {
+            slot.offer_until = None;
+            if slot.term.as_ref().is_some_and(|term| term.lapse()) {
+                slot.machine.handle(
+                    now,
+                    Input::WorkEnded {
+                        hold_off: Duration::ZERO,
+                    },
+                );
+            }
+        }
+    }
+
+    fn on_commands(&mut self, first: Command) {
+        let mut touched = BTreeSet::new();
+        let mut next = Some(first);
+        while let Some(command) = next {
+            touched.insert(self.note(command));
+            next = self.commands.try_recv().ok();
+        }
+        for id in touched {
+            self.step(id);
+        }
+    }
+
+    /// Takes note of a command without acting on it yet.
+    fn note(&mut self, command: Command) -> u64 {
+        let now = self.clock.now();
+        match command {
+            Command::Start {
+                id,
+                mut machine,
+                seat,
+            } => {
+                machine.handle(now, Input::Start);
+                let config = machine.config();
+                let slot = Slot {
+                    reporter: Reporter::new(config.name.clone(), self.backend),
+                    timeout: config.timing.request_timeout(),
+                    drain: config.timing.drain(),
+                    machine: *machine,
+                    seat,
+                    term: None,
+                    offer_until: None,
+                    waiting: None,
+                    wake: Moment::NEVER,
+                    renewal: None,
+                };
+                self.slots.insert(id, slot);
+                id
+            }
+            Command::Input { id, input } => {
+                if let Some(slot) = self.slots.get_mut(&id) {
+                    if let Input::WorkEnded { .. } = input
+                        && let Some(term) = &slot.term
+                    {
+                        term.cleaning.store(true, Ordering::Release);
+                    }
+                    slot.machine.handle(now, input);
+                }
+                id
+            }
+        }
+    }
+
+    fn on_answers(&mut self, answers: Vec<Answer>) {
+        let now = self.clock.now();
+        let mut touched = Vec::with_capacity(answers.len());
+        for Answer {
+            id,
+            op,
+            sent,
+            reply,
+        } in answers
+        {
+            let Some(slot) = self.slots.get_mut(&id) else {
+                continue;
+            };
+            let (operation, error) = match &reply {
+                Reply::TryAcquire(r) => ("try_acquire", r.as_ref().err()),
+                Reply::Renew(r) => ("renew", r.as_ref().err()),
+                Reply::Release(r) => ("release", r.as_ref().err()),
+                Reply::Withdraw(r) => ("withdraw", r.as_ref().err()),
+            };
+            telemetry::request(self.backend, operation, error);
+            if let Some(board) = &slot.seat.board {
+                match error {
+                    None => board.answered(now),
+                    Some(error) => board.failed(error),
+                }
+            }
+            slot.machine.handle(now, Input::Replied { op, sent, reply });
+            touched.push(id);
+        }
+        for id in touched {
+            self.step(id);
+        }
+    }
+
+    fn input(&mut self, id: u64, input: Input) {
+        if let Some(slot) = self.slots.get_mut(&id) {
+            slot.machine.handle(self.clock.now(), input);
+            self.step(id);
+        }
+    }
+
+    /// Does what one machine wants until it waits.
+    fn step(&mut self, id: u64) {
+        let Some(mut slot) = self.slots.remove(&id) else {
+            return;
+        };
+        self.wakes.remove(&(slot.wake, id));
+        if let Some(at) = slot.renewal.take() {
+            self.renewals.remove(&(at, id));
+        }
+        let wake = loop {
+            let now = self.clock.now();
+            match slot.machine.poll(now) {
+                Output::Action(action) => self.act(id, &mut slot, action),
+                Output::Event(event) => slot.deliver(&self.clock, now, event),
+                Output::Wait(at) => break at,
+            }
+        };
+        if slot.machine.is_ended() {
+            slot.stop_waiting();
+            return;
+        }
+        slot.wake = slot.offer_until.map_or(wake, |until| until.min(wake));
+        if slot.wake < Moment::NEVER {
+            self.wakes.insert((slot.wake, id));
+        }
+        slot.renewal = slot.machine.renewal_due();
+        if let Some(at) = slot.renewal {
+            self.renewals.insert((at, id));
+        }
+        self.slots.insert(id, slot);
+    }
+
+    fn act(&mut self, id: u64, slot: &mut Slot, action: Action) {
+        let persistence = Arc::clone(&self.persistence);
+        let clock = Arc::clone(&self.clock);
+        let backend = self.backend;
+        let timeout = slot.timeout;
+        let answer = move |op, sent, reply| {
+            vec![Answer {
+                id,
+                op,
+                sent,
+                reply,
+            }]
+        };
+        match action {
+            Action::Renew { op, lease } => self.batch.push((id, op, lease)),
+            Action::TryAcquire { op, claim } => self.calls.push(Box::pin(async move {
+                let sent = clock.now();
+                let call = persistence.try_acquire(&claim);
+                let reply = bounded(backend, Operation::TryAcquire, timeout, call).await;
+                answer(
+                    op,
+                    sent,
+                    Reply::TryAcquire(reply.map_err(|e| e.with_name(claim.name))),
+                )
+            })),
+            Action::Release { op, lease } => self.calls.push(Box::pin(async move {
+                let sent = clock.now();
+                let call = persistence.release(&lease);
+                let reply = bounded(backend, Operation::Release, timeout, call).await;
+                let named = reply.map_err(|e| e.with_name(lease.name().clone()));
+                answer(op, sent, Reply::Release(named))
+            })),
+            Action::Withdraw { op, claim } => self.calls.push(Box::pin(async move {
+                let sent = clock.now();
+                let call = persistence.withdraw(&claim);
+                let reply = bounded(backend, Operation::Withdraw, timeout, call).await;
+                answer(
+                    op,
+                    sent,
+                    Reply::Withdraw(reply.map_err(|e| e.with_name(claim.name))),
+                )
+            })),
+            Action::Wait { claim, seen } => {
+                slot.stop_waiting();
+                let (abort, registration) = AbortHandle::new_pair();
+                slot.waiting = Some(abort);
+                let wait = async move {
+                    let call = AssertUnwindSafe(persistence.wait(&claim, &seen)).catch_unwind();
+                    let input = match call.await {
+                        Ok(Ok(())) => Input::Hint,
+                        Ok(Err(error)) => Input::WaitFailed(error.with_name(claim.name.clone())),
+                        Err(_) => Input::WaitFailed(panicked(backend, Operation::Wait)),
+                    };
+                    (id, input)
+                };
+                let wait = Abortable::new(wait, registration);
+                self.waits.push(Box::pin(wait.map(std::result::Result::ok)));
+            }
+            Action::StopWaiting => slot.stop_waiting(),
+        }
+    }
+
+    /// Sends the renewals that have gathered, with those that are nearly due.
+    fn send_batch(&mut self) {
+        if self.batch.is_empty() {
+            return;
+        }
+        let slots = &self.slots;
+        let every = |(id, ..): &(u64, OpId, Lease)| {
+            slots
+                .get(id)
+                .map(|slot| slot.machine.config().timing.renew_every())
+        };
+        let horizon = self
+            .batch
+            .iter()
+            .filter_map(every)
+            .max()
+            .unwrap_or_default()
+            / 8;
+        let horizon = self.clock.now().after(horizon);
+        let riders: Vec<u64> = self
+            .renewals
+            .iter()
+            .take_while(|(at, _)| *at <= horizon)
+            .map(|(_, id)| *id)
+            .collect();
+        for id in riders {
+            self.input(id, Input::RideAlong);
+        }
+        let batch = std::mem::take(&mut self.batch);
+        let timeout = batch
+            .iter()
+            .filter_map(|(id, ..)| self.slots.get(id).map(|slot| slot.timeout))
+            .min()
+            .unwrap_or(Duration::from_secs(1));
+        let persistence = Arc::clone(&self.persistence);
+        let clock = Arc::clone(&self.clock);
+        let backend = self.backend;
+        self.calls.push(Box::pin(async move {
+            let (keys, leases): (Vec<_>, Vec<_>) = batch
+                .into_iter()
+                .map(|(id, op, lease)| ((id, op), lease))
+                .unzip();
+            let sent = clock.now();
+            let call = persistence.renew(&leases).map(Ok);
+            let results = match bounded(backend, Operation::Renew, timeout, call).await {
+                Ok(results) if results.len() == keys.len() => results,
+                Ok(results) => {
+                    let error = Error::new(
+                        ErrorKind::Backend,
+                        format!("{} answers to {} renewals", results.len(), keys.len()),
+                    );
+                    let error = error.with_backend(backend).with_operation(Operation::Renew);
+                    vec![Err(error); keys.len()]
+                }
+                Err(error) => vec![Err(error); keys.len()],
+            };
+            let named = results.into_iter().zip(leases).map(|(result, lease)| {
+                result.map_err(|error| error.with_name(lease.name().clone()))
+            });
+            keys.into_iter()
+                .zip(named)
+                .map(|((id, op), result)| Answer {
+                    id,
+                    op,
+                    sent,
+                    reply: Reply::Renew(result),
+                })
+                .collect()
+        }));
+    }
+}
+
+impl Slot {
+    fn stop_waiting(&mut self) {
+        if let Some(abort) = self.waiting.take() {
+            abort.abort();
+        }
+    }
+
+    /// Tells the foreground, the board, the log and the metrics.
+    fn deliver(&mut self, clock: &Arc<dyn Clock>, now: Moment, event: Event) {
+        // The term first: `check()` must be false before anybody hears of the loss.
+        let notice = match &event {
+            Event::Gained { deadline, .. } => {
+                let Some(lease) = self.machine.lease().cloned() else {
+                    return;
+                };
+                let term = Arc::new(Term::new(lease, Arc::clone(clock), self.drain, *deadline));
+                self.term = Some(Arc::clone(&term));
+                self.offer_until = Some(now.after(HAND_OFF));
+                Some(Notice::Offer(term))
+            }
+            Event::Renewed { deadline, .. } => {
+                if let Some(term) = &self.term
+                    && !term.extend(*deadline)
+                    && term.phase() != Phase::Ended
+                {
+                    self.machine.handle(now, Input::Lapsed);
+                    return;
+                }
+                None
+            }
+            Event::Stopping {
+                reason, abort_at, ..
+            } => {
+                self.advance(Phase::Stopping {
+                    reason: *reason,
+                    abort_at: *abort_at,
+                });
+                None
+            }
+            Event::Aborting { .. } => {
+                self.advance(Phase::Aborting);
+                None
+            }
+            Event::Lost { reason, .. } => {
+                if let Some(term) = &self.term {
+                    term.lose(reason.clone());
+                }
+                None
+            }
+            Event::Released { outcome, .. } => Some(Notice::Released(*outcome)),
+            Event::Standby { .. } => Some(Notice::Denied),
+            Event::Failed { error, .. } => Some(Notice::Failed(error.clone())),
+            Event::Recovered { .. } => None,
+            Event::Ended { error } => Some(Notice::Ended(error.clone())),
+        };
+        self.reporter.event(now, &event);
+        if let Some(board) = &self.seat.board {
+            board.publish(&event);
+        }
+        if let Some(notice) = notice {
+            let offer = matches!(notice, Notice::Offer(_));
+            if self.seat.notices.send(notice).is_err() && offer {
+                // The foreground is gone: there is nobody to wait for.
+                self.offer_until = Some(now);
+            }
+        }
+    }
+
+    fn advance(&self, phase: Phase) {
+        if let Some(term) = &self.term {
+            term.advance(phase);
+        }
+    }
+}
+
+/// The runtime has ended, or the last candidate is gone: what is still owed to the store is paid
+/// elsewhere. A term whose work may still run is not touched; whoever ends it does that.
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            self.note(command);
+        }
+        let debts = self.slots.values().flat_map(|slot| {
+            let untaken = slot
+                .term
+                .as_ref()
+                .filter(|term| !term.is_taken() && term.lapse());
+            let untaken = untaken.map(|term| crate::election::Debt::Release(term.lease().clone()));
+            slot.machine.debts().into_iter().chain(untaken)
+        });
+        rescue::settle(Arc::clone(&self.persistence), debts.collect());
+    }
+}
+
+/// Runs one call to the store: at most `timeout`, and a panic of the store is an error of that call.
+async fn bounded<T>(
+    backend: &'static str,
+    operation: Operation,
+    timeout: Duration,
+    call: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    match tokio::time::timeout(timeout, AssertUnwindSafe(call).catch_unwind()).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) => Err(panicked(backend, operation)),
+        Err(_) => Err(
+            Error::new(ErrorKind::Timeout, format!("no answer within {timeout:?}"))
+                .with_backend(backend)
+                .with_operation(operation),
+        ),
+    }
+}
+
+fn panicked(backend: &'static str, operation: Operation) -> Error {
+    Error::new(ErrorKind::Backend, "the store's client panicked")
+        .with_backend(backend)
+        .with_operation(operation)
+        .with_indeterminate(true)
+}

@@ -1,0 +1,162 @@
+//! The tokio driver: the only place that spawns.
+//!
+//! One task per provider owns all of its machines. It carries out their actions, gathers renewals
+//! into batches, bounds every call with the request timeout, and tells the foreground (a guard or an
+//! elector) what happened. The foreground holds a [`Candidacy`]; dropping it at any time is safe.
+
+mod board;
+mod candidacy;
+mod core;
+mod rescue;
+mod term;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+use crate::election::{Input, Machine};
+use crate::error::{Error, ErrorKind, Result};
+use crate::persistence::LockPersistence;
+
+pub(crate) use board::Board;
+pub(crate) use candidacy::{Candidacy, Notice, Remote};
+pub(crate) use term::{Phase, Term};
+
+/// What the foreground tells the driver task.
+pub(crate) enum Command {
+    /// Drive this machine under this id.
+    Start {
+        id: u64,
+        machine: Box<Machine>,
+        seat: Seat,
+    },
+    /// Something happened to a machine.
+    Input { id: u64, input: Input },
+}
+
+/// Where the news of one machine goes.
+pub(crate) struct Seat {
+    pub(crate) notices: mpsc::UnboundedSender<Notice>,
+    pub(crate) board: Option<Arc<Board>>,
+}
+
+/// The way to the driver task of one provider; starts it when it is first needed, and again when the
+/// runtime it ran on is gone.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    persistence: Arc<dyn LockPersistence>,
+    clock: Arc<dyn Clock>,
+    runtime: Option<Handle>,
+    running: Mutex<Option<mpsc::UnboundedSender<Command>>>,
+    next_id: std::sync::atomic::AtomicU64,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Start { id, .. } => write!(f, "Start({id})"),
+            Self::Input { id, input } => write!(f, "Input({id}, {input:?})"),
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(
+        persistence: Arc<dyn LockPersistence>,
+        clock: Arc<dyn Clock>,
+        runtime: Option<Handle>,
+    ) -> Self {
+        Self {
+            persistence,
+            clock,
+            runtime,
+            running: Mutex::new(None),
+            next_id: std::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn persistence(&self) -> &Arc<dyn LockPersistence> {
+        &self.persistence
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    pub(crate) fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+
+    /// Hands a machine to the driver task and starts it.
+    pub(crate) fn start(&self, machine: Machine, board: Option<Arc<Board>>) -> Result<Candidacy> {
+        let id = self
+            .next_id
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (notices, receiver) = mpsc::unbounded_channel();
+        let seat = Seat { notices, board };
+        let command = Command::Start {
+            id,
+            machine: Box::new(machine),
+            seat,
+        };
+        let commands = self.send(command)?;
+        Ok(Candidacy::new(
+            id,
+            commands,
+            receiver,
+            Arc::clone(&self.persistence),
+        ))
+    }
+
+    fn send(&self, command: Command) -> Result<mpsc::UnboundedSender<Command>> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let command = match running.as_ref() {
+            Some(sender) => match sender.send(command) {
+                Ok(()) => return Ok(sender.clone()),
+                Err(mpsc::error::SendError(command)) => command,
+            },
+            None => command,
+        };
+        let handle = match &self.runtime {
+            Some(handle) => handle.clone(),
+            None => Handle::try_current().map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidConfig,
+                    "there is no tokio runtime here; call this inside one, or give the provider one \
+                     with on_runtime",
+                )
+            })?,
+        };
+        let (sender, receiver) = mpsc::unbounded_channel();
+        if sender.send(command).is_err() {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the driver could not be started",
+            ));
+        }
+        let core = core::Core::new(
+            Arc::clone(&self.persistence),
+            Arc::clone(&self.clock),
+            receiver,
+        );
+        handle.spawn(core.run());
+        *running = Some(sender.clone());
+        Ok(sender)
+    }
+}
+
+/// The handle of a runtime on a thread of its own, one per process, for
+/// [`Provider::on_runtime`](crate::Provider::on_runtime): renewals then go on while the application
+/// blocks its executor, and a guard that is dropped after its runtime has ended is still released.
+///
+/// # Panics
+/// When the operating system cannot start a thread.
+#[must_use]
+pub fn dedicated_runtime() -> Handle {
+    static RUNTIME: std::sync::OnceLock<Handle> = std::sync::OnceLock::new();
+    RUNTIME
+        .get_or_init(|| rescue::runtime_on_thread("lock-driver"))
+        .clone()
+}

@@ -272,10 +272,11 @@ impl FromStr for Nonce {
     type Err = Error;
 
     fn from_str(s: &str) -> Result<Self> {
-        if s.len() == 32 && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            if let Ok(value) = u128::from_str_radix(s, 16) {
-                return Ok(Self(value));
-            }
+        if s.len() == 32
+            && s.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+            && let Ok(value) = u128::from_str_radix(s, 16)
+        {
+            return Ok(Self(value));
         }
         Err(Error::new(
             ErrorKind::Backend,

@@ -307,7 +307,9 @@ impl Running<'_> {
                 {
                     return Ok(None);
                 }
-                Some(Notice::Denied | Notice::Failed(_) | Notice::Released(_)) => {}
+                Some(
+                    Notice::Denied | Notice::Failed(_) | Notice::Recovered | Notice::Released(_),
+                ) => {}
                 None => {
                     return Err(Error::new(
                         ErrorKind::Unavailable,
@@ -326,7 +328,7 @@ impl Running<'_> {
             match notice {
                 Notice::Ended(_) | Notice::Released(_) => return,
                 Notice::Failed(error) if is_of_the_end(&error) => return,
-                Notice::Failed(_) | Notice::Offer(_) | Notice::Denied => {}
+                Notice::Failed(_) | Notice::Offer(_) | Notice::Denied | Notice::Recovered => {}
             }
         }
     }

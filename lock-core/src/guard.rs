@@ -187,7 +187,8 @@ impl LockGuard {
                         .with_name(self.leadership.lease().name().clone()))
                     };
                 }
-                Some(Notice::Offer(_) | Notice::Denied | Notice::Failed(_)) => {}
+                Some(Notice::Offer(_) | Notice::Denied | Notice::Failed(_) | Notice::Recovered) => {
+                }
             }
         }
     }

@@ -292,17 +292,11 @@ impl Provider {
                         // It was polled too late; start over.
                         break;
                     }
-                    Some(Notice::Denied) => {
-                        last_error = None;
-                        if scope == Scope::OneAttempt {
-                            return Ok(None);
-                        }
-                    }
+                    Some(Notice::Denied) if scope == Scope::OneAttempt => return Ok(None),
+                    Some(Notice::Denied | Notice::Recovered) => last_error = None,
                     Some(Notice::Failed(error)) => last_error = Some(error),
                     Some(Notice::Ended(Some(error))) => return Err(error),
-                    Some(Notice::Ended(None)) => {
-                        return Ok(None);
-                    }
+                    Some(Notice::Ended(None)) => return Ok(None),
                     Some(Notice::Released(_)) => {}
                     None => {
                         return Err(Error::new(

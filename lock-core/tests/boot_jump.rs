@@ -93,6 +93,8 @@ mod linux {
             assert!(!watched.check());
         });
         println!("test the_boot_clock_jumps ... ok");
-        println!("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s");
+        println!(
+            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+        );
     }
 }

@@ -21,6 +21,8 @@ pub(crate) enum Notice {
     Denied,
     /// A request failed.
     Failed(Error),
+    /// The store answers again.
+    Recovered,
     /// The store has answered the release of the last term.
     Released(Release),
     /// Nothing more will come.

@@ -453,7 +453,7 @@ impl Slot {
             Event::Released { outcome, .. } => Some(Notice::Released(*outcome)),
             Event::Standby { .. } => Some(Notice::Denied),
             Event::Failed { error, .. } => Some(Notice::Failed(error.clone())),
-            Event::Recovered { .. } => None,
+            Event::Recovered { .. } => Some(Notice::Recovered),
             Event::Ended { error } => Some(Notice::Ended(error.clone())),
         };
         self.reporter.event(now, &event);

@@ -19,6 +19,8 @@ pub struct Capabilities {
     pub server_side_expiry: bool,
     /// Whether [`Claim::if_unchanged`](crate::Claim::if_unchanged) is understood.
     pub conditional_takeover: bool,
+    /// Whether [`Claim::min_token`](crate::Claim::min_token) is understood.
+    pub min_token: bool,
     /// The lease times it takes.
     pub ttl: TtlRange,
     /// How many names one session of the store carries, where that is limited.
@@ -36,6 +38,7 @@ impl Capabilities {
             push: false,
             server_side_expiry: true,
             conditional_takeover: false,
+            min_token: false,
             ttl: TtlRange::default(),
             names_per_session: None,
         }

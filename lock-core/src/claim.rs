@@ -3,9 +3,11 @@
 use std::any::Any;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::{LockName, Metadata, Nonce, Owner};
 use crate::token::Token;
 
@@ -40,6 +42,12 @@ pub struct Claim {
     /// Take an *expired* entry over only if it still has this [`Holder::version`], tested in the same
     /// step; a free or absent one regardless. Only stores whose capabilities say so are asked this.
     pub if_unchanged: Option<u64>,
+    /// Grant no token below this. Repeated with the nonce of a grant that has not expired, it raises
+    /// that grant's token to this; nothing else ever changes the token of a term.
+    ///
+    /// For combinators that agree on one token over several stores, and for moving a name to another
+    /// store. Only stores whose capabilities say so are asked this.
+    pub min_token: Option<Token>,
 }
 
 impl Claim {
@@ -55,6 +63,7 @@ impl Claim {
             priority: 0,
             mode: Mode::Once,
             if_unchanged: None,
+            min_token: None,
         }
     }
 
@@ -83,6 +92,13 @@ impl Claim {
     #[must_use]
     pub fn with_if_unchanged(mut self, version: Option<u64>) -> Self {
         self.if_unchanged = version;
+        self
+    }
+
+    /// The same claim for a token that is at least this.
+    #[must_use]
+    pub fn with_min_token(mut self, token: Option<Token>) -> Self {
+        self.min_token = token;
         self
     }
 
@@ -253,14 +269,16 @@ pub enum Attempt {
 pub struct Holder {
     /// The published identity.
     pub owner: Owner,
-    /// The token of the holder's term.
+    /// The token of the holder's term; 0 when a foreign holder has none. Granted tokens start at 1.
     pub token: Token,
-    /// How long the store will still keep the lease without a renewal, rounded up,
-    /// counted from the moment the store answered; zero when it has expired.
+    /// How long the store will still keep the lease without a renewal, rounded up, counted from the
+    /// moment the store answered; zero when it has expired. A store with push that would need a
+    /// request of its own to know may answer `ttl`.
     pub remaining: Duration,
     /// What the holder asked for at its last renewal.
     pub ttl: Duration,
-    /// Changes with every grant and every renewal, and is never 0; compare for equality only.
+    /// Changes with every grant, and is never 0; compare for equality only. It changes with every
+    /// renewal too, unless a renewal writes no entry (a session store).
     pub version: u64,
     /// Published beside the owner.
     pub metadata: Metadata,
@@ -317,7 +335,10 @@ pub enum Release {
     NotHeld,
 }
 
-/// A wish left for the holder of a name, seen by it at its next renewal.
+/// A wish left for the holder of a name, seen by it at its next renewal, and again at each one after
+/// that: it stays until the term ends, so a lost answer loses no wish.
+///
+/// Its text form (`Display`, `FromStr`) is what every store keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Request {
@@ -326,6 +347,34 @@ pub enum Request {
         /// How long to leave the name to others.
         hold_off: Duration,
     },
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StepDown { hold_off } => write!(f, "step-down {}", hold_off.as_millis()),
+        }
+    }
+}
+
+impl FromStr for Request {
+    type Err = Error;
+
+    /// # Errors
+    /// [`ErrorKind::Backend`] for a wish of a later version; a renewal answers it as no wish at all.
+    fn from_str(text: &str) -> Result<Self> {
+        if let Some(millis) = text.strip_prefix("step-down ")
+            && let Ok(millis) = millis.parse()
+        {
+            return Ok(Self::StepDown {
+                hold_off: Duration::from_millis(millis),
+            });
+        }
+        Err(Error::new(
+            ErrorKind::Backend,
+            "the stored request is not one that this version knows",
+        ))
+    }
 }
 
 /// What an onlooker sees of one name.
@@ -372,4 +421,21 @@ pub enum LeaseState {
     Expired(Holder),
     /// Somebody holds it.
     Held(Holder),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_their_text() {
+        let request = Request::StepDown {
+            hold_off: Duration::from_millis(1500),
+        };
+        assert_eq!(request.to_string(), "step-down 1500");
+        assert_eq!(request.to_string().parse(), Ok(request));
+        for bad in ["", "step-down", "step-down -1", "dance 1"] {
+            assert!(bad.parse::<Request>().is_err(), "{bad:?}");
+        }
+    }
 }

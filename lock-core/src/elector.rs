@@ -183,7 +183,7 @@ impl Elector {
         // Asked before the term is ended from here.
         let lost = match term.phase() {
             Phase::Lost(reason) => Some(reason),
-            _ if !term.check() => Some(LossReason::Expired { last_error: None }),
+            _ if !term.check() => Some(term.expired()),
             _ => None,
         };
         running.candidacy.end_term(Duration::ZERO);

@@ -21,6 +21,7 @@ mod elector;
 mod error;
 mod event;
 mod guard;
+pub mod memory;
 mod name;
 mod persistence;
 mod provider;

@@ -429,6 +429,7 @@ impl Slot {
                     self.machine.handle(now, Input::Lapsed);
                     return;
                 }
+                self.note_error(None);
                 None
             }
             Event::Stopping {
@@ -452,7 +453,10 @@ impl Slot {
             }
             Event::Released { outcome, .. } => Some(Notice::Released(*outcome)),
             Event::Standby { .. } => Some(Notice::Denied),
-            Event::Failed { error, .. } => Some(Notice::Failed(error.clone())),
+            Event::Failed { error, .. } => {
+                self.note_error(Some(error));
+                Some(Notice::Failed(error.clone()))
+            }
             Event::Recovered { .. } => Some(Notice::Recovered),
             Event::Ended { error } => Some(Notice::Ended(error.clone())),
         };
@@ -466,6 +470,12 @@ impl Slot {
                 // The foreground is gone: there is nobody to wait for.
                 self.offer_until = Some(now);
             }
+        }
+    }
+
+    fn note_error(&self, error: Option<&Error>) {
+        if let Some(term) = &self.term {
+            term.note_error(error.cloned());
         }
     }
 

@@ -125,10 +125,15 @@ impl Reporter {
                 subject.ended = Some(now);
                 "lost"
             }
-            Event::Released { token, outcome } => {
-                change!(subject, backend, %token, ?outcome, "released");
+            Event::WorkEnded { token } => {
+                let name = subject.name.as_str();
+                tracing::debug!(name, backend, %token, "the work has ended");
                 subject.leader(false, Duration::ZERO);
                 subject.ended.get_or_insert(now);
+                "work-ended"
+            }
+            Event::Released { token, outcome } => {
+                change!(subject, backend, %token, ?outcome, "released");
                 "released"
             }
             Event::Standby { holder } => {

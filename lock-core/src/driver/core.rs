@@ -459,6 +459,7 @@ impl Slot {
                 }
                 None
             }
+            Event::WorkEnded { .. } => None,
             Event::Released { outcome, .. } => Some(Notice::Released(*outcome)),
             Event::Standby { .. } => Some(Notice::Denied),
             Event::Failed { error, .. } => {

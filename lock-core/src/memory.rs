@@ -219,6 +219,7 @@ impl LockPersistence for MemoryStore {
             if alive && held.is_of(claim.nonce) {
                 *token = (*token).max(claim.min_token.unwrap_or(*token));
                 (held.expires, held.version) = (expires, version);
+                held.claim = claim.clone();
                 let token = *token;
                 state.highest = state.highest.max(token.get());
                 return Ok(Attempt::Granted(Lease::new(
@@ -423,5 +424,40 @@ impl LockPersistence for MemoryStore {
         self.open(Operation::Close)?.0.closed = true;
         self.tell();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Owner;
+
+    #[tokio::test]
+    async fn a_repeated_try_raises_the_token_and_publishes_anew() {
+        let store = MemoryStore::new();
+        let name = LockName::new("job").expect("valid");
+        let owner = Owner::new("me").expect("valid");
+        let claim = Claim::new(
+            name.clone(),
+            owner,
+            Nonce::from_u128(1),
+            Duration::from_secs(60),
+        );
+        let first = store.try_acquire(&claim).await.expect("open");
+        let least = Token::new(1000).expect("small");
+        let text = Metadata::new("http://10.0.0.1").expect("short");
+        let again = claim
+            .with_metadata(text.clone())
+            .with_min_token(Some(least));
+        let second = store.try_acquire(&again).await.expect("open");
+        let (Attempt::Granted(first), Attempt::Granted(second)) = (first, second) else {
+            panic!("one nonce is one term");
+        };
+        assert_eq!(second.token(), least);
+        let seen = store.observe(&name).await.expect("open");
+        let holder = seen.holder().expect("held");
+        assert_eq!((holder.token, &holder.metadata), (least, &text));
+        // The token of before was never handed out, and is nobody's now.
+        assert_eq!(store.renew(&[first]).await, [Ok(Renewal::Gone)]);
     }
 }

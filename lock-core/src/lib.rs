@@ -21,12 +21,14 @@ mod elector;
 mod error;
 mod event;
 mod guard;
+pub mod memory;
 mod name;
 mod persistence;
 mod provider;
 mod telemetry;
 mod timing;
 mod token;
+pub mod wrap;
 
 pub use capabilities::{Capabilities, Fencing, TtlRange};
 pub use claim::{

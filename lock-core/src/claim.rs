@@ -110,9 +110,11 @@ impl Claim {
     }
 }
 
-/// What a store wants to find again in a lease of its own: a table, the *stored* name, a key.
+/// What a store wants to find again in a lease or a holder of its own: a table, the *stored* name, a
+/// key.
 ///
-/// Wrappers pass it on; nobody but the store looks inside.
+/// Wrappers pass it on; nobody but the store looks inside. All handles are equal: what carries one is
+/// compared by the rest.
 #[derive(Clone, Default)]
 pub struct Handle(Option<Arc<dyn Any + Send + Sync>>);
 
@@ -134,6 +136,18 @@ impl Handle {
     pub fn get<T: Any>(&self) -> Option<&T> {
         self.0.as_deref()?.downcast_ref()
     }
+}
+
+impl PartialEq for Handle {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Handle {}
+
+impl Hash for Handle {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 impl fmt::Debug for Handle {
@@ -282,6 +296,9 @@ pub struct Holder {
     pub version: u64,
     /// Published beside the owner.
     pub metadata: Metadata,
+    /// What the store wants to find again when it is asked to wait or watch: the place in a queue, a
+    /// revision, what each node of a quorum said. Not compared.
+    pub handle: Handle,
 }
 
 impl Holder {
@@ -301,6 +318,7 @@ impl Holder {
             ttl,
             version,
             metadata: Metadata::default(),
+            handle: Handle::none(),
         }
     }
 
@@ -308,6 +326,13 @@ impl Holder {
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = metadata;
+        self
+    }
+
+    /// The same holder with this handle.
+    #[must_use]
+    pub fn with_handle(mut self, handle: Handle) -> Self {
+        self.handle = handle;
         self
     }
 }

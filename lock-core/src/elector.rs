@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
@@ -183,7 +184,7 @@ impl Elector {
         // Asked before the term is ended from here.
         let lost = match term.phase() {
             Phase::Lost(reason) => Some(reason),
-            _ if !term.check() => Some(LossReason::Expired { last_error: None }),
+            _ if !term.check() => Some(term.expired()),
             _ => None,
         };
         running.candidacy.end_term(Duration::ZERO);
@@ -353,13 +354,16 @@ fn is_of_the_end(error: &Error) -> bool {
     )
 }
 
-/// Polls the work until it ends or is to be dropped. It is polled first, so that work which ends
-/// when it is told of the loss still returns its value.
+/// Polls the work until it ends or is to be dropped. The term is looked at before each poll: after a
+/// pause of the process the work does not take one more step.
 async fn work_under<T>(term: &Term, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
-    tokio::select! {
-        biased;
-        value = &mut work => Some(value),
-        () = term.aborted() => None,
-    }
+    let mut aborted = pin!(term.aborted());
+    std::future::poll_fn(|cx| {
+        if aborted.as_mut().poll(cx).is_ready() || !term.check() {
+            return Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
 }

@@ -47,8 +47,12 @@ pub enum Event {
         /// Why.
         reason: LossReason,
     },
-    /// The work has ended and the store has answered the release. It also comes after a loss, as the
-    /// end of the clean-up.
+    /// Nothing of the work runs any more: the candidate does not lead, and the release goes out.
+    WorkEnded {
+        /// The token of the term.
+        token: Token,
+    },
+    /// The store has answered the release. It also comes after a loss, as the end of the clean-up.
     Released {
         /// The token of the term.
         token: Token,

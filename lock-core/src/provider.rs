@@ -15,6 +15,7 @@ use crate::election::{Machine, MachineConfig, Scope};
 use crate::elector::Elector;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::guard::LockGuard;
+use crate::memory::MemoryStore;
 use crate::name::{LockName, Metadata, Nonce, Owner};
 use crate::persistence::LockPersistence;
 use crate::timing::Timing;
@@ -128,6 +129,13 @@ impl Provider {
                 guarded_takeover: false,
             },
         }
+    }
+
+    /// Single-node mode: the same API with every lease in this process, so that a lone process leads
+    /// at once.
+    #[must_use]
+    pub fn single_node() -> Self {
+        Self::new(Arc::new(MemoryStore::new()))
     }
 
     /// The same provider with this published identity. It need not be unique.

@@ -3,10 +3,13 @@
 //! | metric | kind | labels |
 //! |---|---|---|
 //! | `lock_is_leader` | gauge, 0 or 1 | name |
-//! | `lock_deadline_seconds` | gauge: time left at the last renewal | name |
-//! | `lock_events_total` | counter | name, event |
-//! | `lock_requests_total` | counter | backend, operation, outcome |
+//! | `lock_deadline_seconds` | gauge: time left at the last renewal, 0 when not leading | name |
 //! | `lock_leaderless_seconds` | histogram: from a loss or release here to the next grant here | name |
+//! | `lock_events_total` | counter | backend, event |
+//! | `lock_requests_total` | counter | backend, operation, outcome |
+//!
+//! Only electors have a name in metrics, and their changes are logged as `INFO`: there are few of them.
+//! Guards may have as many names as there are invoices; theirs are logged as `DEBUG`.
 
 use std::time::Duration;
 
@@ -15,50 +18,90 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::name::LockName;
 
-/// Failures are logged at once and then at most this often.
+/// Failures are logged at once and then at most this often, for all candidates of a driver together.
 const LOG_FAILURES_EVERY: Duration = Duration::from_secs(60);
 
-/// Writes the events of one candidate.
+/// Whom an event is about.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    name: LockName,
+    elector: bool,
+    /// When its last term ended.
+    ended: Option<Moment>,
+}
+
+impl Subject {
+    pub(crate) fn new(name: LockName, elector: bool) -> Self {
+        Self {
+            name,
+            elector,
+            ended: None,
+        }
+    }
+
+    fn leader(&self, leads: bool, left: Duration) {
+        if self.elector {
+            let name = self.name.as_str();
+            metrics::gauge!("lock_is_leader", "name" => name.to_owned()).set(if leads {
+                1.0
+            } else {
+                0.0
+            });
+            metrics::gauge!("lock_deadline_seconds", "name" => name.to_owned())
+                .set(left.as_secs_f64());
+        }
+    }
+}
+
+/// Writes the events of the candidates of one driver.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    name: LockName,
     backend: &'static str,
-    last_warning: Option<Moment>,
-    ended: Option<Moment>,
+    /// When a failure was last logged, while the store does not answer.
+    warned: Option<Moment>,
     unlogged: u32,
 }
 
+/// A change worth a line: of an elector for everybody, of a guard for who debugs.
+macro_rules! change {
+    ($subject:expr, $($what:tt)*) => {
+        if $subject.elector {
+            tracing::info!(name = $subject.name.as_str(), $($what)*)
+        } else {
+            tracing::debug!(name = $subject.name.as_str(), $($what)*)
+        }
+    };
+}
+
 impl Reporter {
-    pub(crate) fn new(name: LockName, backend: &'static str) -> Self {
+    pub(crate) fn new(backend: &'static str) -> Self {
         Self {
-            name,
             backend,
-            last_warning: None,
-            ended: None,
+            warned: None,
             unlogged: 0,
         }
     }
 
-    pub(crate) fn event(&mut self, now: Moment, event: &Event) {
-        let name = self.name.clone();
-        let name = name.as_str();
+    pub(crate) fn event(&mut self, now: Moment, subject: &mut Subject, event: &Event) {
         let backend = self.backend;
         let kind = match event {
             Event::Gained { token, deadline } => {
                 let left = deadline.since(now);
-                tracing::info!(name, backend, %token, ?left, "gained");
-                self.leader(1.0);
-                self.left(left);
-                if let Some(ended) = self.ended.take() {
-                    metrics::histogram!("lock_leaderless_seconds", "name" => name.to_owned())
+                change!(subject, backend, %token, ?left, "gained");
+                subject.leader(true, left);
+                if let Some(ended) = subject.ended.take()
+                    && subject.elector
+                {
+                    let name = subject.name.as_str().to_owned();
+                    metrics::histogram!("lock_leaderless_seconds", "name" => name)
                         .record(now.since(ended).as_secs_f64());
                 }
                 "gained"
             }
             Event::Renewed { token, deadline } => {
-                let left = deadline.since(now);
+                let (name, left) = (subject.name.as_str(), deadline.since(now));
                 tracing::trace!(name, backend, %token, ?left, "renewed");
-                self.left(left);
+                subject.leader(true, left);
                 "renewed"
             }
             Event::Stopping {
@@ -67,29 +110,34 @@ impl Reporter {
                 abort_at,
             } => {
                 let within = abort_at.since(now);
-                tracing::info!(name, backend, %token, %reason, ?within, "stopping");
+                change!(subject, backend, %token, %reason, ?within, "stopping");
                 "stopping"
             }
             Event::Aborting { token } => {
-                tracing::warn!(name, backend, %token, "the work has not ended in time and is aborted");
+                let name = subject.name.as_str();
+                tracing::warn!(name, backend, %token, "the work has not ended in time; aborting it");
                 "aborting"
             }
             Event::Lost { token, reason } => {
+                let name = subject.name.as_str();
                 tracing::warn!(name, backend, %token, %reason, "lost");
-                self.leader(0.0);
-                self.left(Duration::ZERO);
-                self.ended = Some(now);
+                subject.leader(false, Duration::ZERO);
+                subject.ended = Some(now);
                 "lost"
             }
+            Event::WorkEnded { token } => {
+                let name = subject.name.as_str();
+                tracing::debug!(name, backend, %token, "the work has ended");
+                subject.leader(false, Duration::ZERO);
+                subject.ended.get_or_insert(now);
+                "work-ended"
+            }
             Event::Released { token, outcome } => {
-                tracing::info!(name, backend, %token, ?outcome, "released");
-                self.leader(0.0);
-                self.left(Duration::ZERO);
-                self.ended.get_or_insert(now);
+                change!(subject, backend, %token, ?outcome, "released");
                 "released"
             }
             Event::Standby { holder } => {
-                tracing::info!(name, backend, owner = %holder.owner, token = %holder.token, "standing by");
+                change!(subject, backend, owner = %holder.owner, token = %holder.token, "standing by");
                 "standby"
             }
             Event::Failed {
@@ -97,49 +145,45 @@ impl Reporter {
                 failures,
                 retry_in,
             } => {
-                self.failed(now, error, *failures, *retry_in);
+                self.failed(now, &subject.name, error, *failures, *retry_in);
                 "failed"
             }
             Event::Recovered { failures } => {
-                tracing::info!(name, backend, failures, "the store answers again");
-                self.last_warning = None;
-                self.unlogged = 0;
+                if self.warned.take().is_some() {
+                    let name = subject.name.as_str();
+                    let unlogged = std::mem::take(&mut self.unlogged);
+                    tracing::info!(name, backend, failures, unlogged, "the store answers again");
+                }
                 "recovered"
             }
-            Event::Ended { error: None } => {
-                tracing::debug!(name, backend, "ended");
-                "ended"
-            }
-            Event::Ended { error: Some(error) } => {
-                tracing::debug!(name, backend, %error, "ended");
+            Event::Ended { error } => {
+                let name = subject.name.as_str();
+                tracing::debug!(name, backend, ?error, "ended");
                 "ended"
             }
         };
-        metrics::counter!("lock_events_total", "name" => name.to_owned(), "event" => kind)
-            .increment(1);
+        metrics::counter!("lock_events_total", "backend" => backend, "event" => kind).increment(1);
     }
 
-    fn failed(&mut self, now: Moment, error: &Error, failures: u32, retry_in: Duration) {
+    fn failed(
+        &mut self,
+        now: Moment,
+        name: &LockName,
+        error: &Error,
+        failures: u32,
+        retry_in: Duration,
+    ) {
         let due = self
-            .last_warning
+            .warned
             .is_none_or(|last| now.since(last) >= LOG_FAILURES_EVERY);
         if !due {
             self.unlogged += 1;
             return;
         }
-        self.last_warning = Some(now);
+        self.warned = Some(now);
         let unlogged = std::mem::take(&mut self.unlogged);
-        let (name, backend) = (self.name.as_str(), self.backend);
+        let (name, backend) = (name.as_str(), self.backend);
         tracing::warn!(name, backend, %error, failures, ?retry_in, unlogged, "a request failed");
-    }
-
-    fn leader(&self, value: f64) {
-        metrics::gauge!("lock_is_leader", "name" => self.name.as_str().to_owned()).set(value);
-    }
-
-    fn left(&self, left: Duration) {
-        metrics::gauge!("lock_deadline_seconds", "name" => self.name.as_str().to_owned())
-            .set(left.as_secs_f64());
     }
 }
 

@@ -1,13 +1,15 @@
 //! The driver, the guard and the elector over the memory store, in virtual time: a test that waits
 //! for a ttl takes no time, and the same run has the same order each time.
 
+#![allow(clippy::unwrap_used, reason = "a test program")]
+
 mod support;
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lock_core::{
@@ -413,7 +415,7 @@ async fn work_is_dropped_at_the_deadline_and_leads_again_after() {
                     let alive = Alive(Arc::clone(&alive));
                     async move {
                         let _alive = alive;
-                        std::future::pending::<std::result::Result<(), String>>().await
+                        std::future::pending::<Result<(), String>>().await
                     }
                 })
                 .await

@@ -1,5 +1,7 @@
 //! What only the memory store promises, beyond the conformance suite, on a clock that the test moves.
 
+#![allow(clippy::unwrap_used, reason = "a test program")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};

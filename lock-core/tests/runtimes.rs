@@ -1,5 +1,7 @@
 //! Runtimes that block, end, or are not run any more. Real time and real threads.
 
+#![allow(clippy::unwrap_used, reason = "a test program")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

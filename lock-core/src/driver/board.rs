@@ -64,11 +64,12 @@ impl Board {
             Event::Gained { token, .. } => Some(Status::Leading(*token)),
             Event::Stopping { token, .. } => Some(Status::Stopping(*token)),
             Event::Lost { token, .. } => Some(Status::Ending(*token)),
-            Event::Released { .. } => Some(Status::Standby(None)),
+            Event::WorkEnded { .. } => Some(Status::Standby(None)),
             Event::Standby { holder } => Some(Status::Standby(Some(holder.clone()))),
             Event::Ended { .. } => Some(Status::Idle),
             Event::Renewed { .. }
             | Event::Aborting { .. }
+            | Event::Released { .. }
             | Event::Failed { .. }
             | Event::Recovered { .. } => None,
         };

@@ -20,7 +20,7 @@ use crate::election::{Action, Input, Machine, OpId, Output, Reply};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::event::Event;
 use crate::persistence::LockPersistence;
-use crate::telemetry::{self, Reporter};
+use crate::telemetry::{self, Reporter, Subject};
 
 /// How long a grant waits to be taken by its caller before it is released: a future that is kept but
 /// not polled holds nobody up for longer.
@@ -40,7 +40,7 @@ struct Answer {
 struct Slot {
     machine: Machine,
     seat: Seat,
-    reporter: Reporter,
+    subject: Subject,
     timeout: Duration,
     drain: Duration,
     term: Option<Arc<Term>>,
@@ -62,6 +62,7 @@ pub(super) struct Core {
     batch: Vec<(u64, OpId, Lease)>,
     calls: Calls,
     waits: Waits,
+    reporter: Reporter,
 }
 
 impl Core {
@@ -72,6 +73,7 @@ impl Core {
     ) -> Self {
         Self {
             backend: persistence.capabilities().backend,
+            reporter: Reporter::new(persistence.capabilities().backend),
             persistence,
             clock,
             commands,
@@ -166,7 +168,7 @@ impl Core {
                 machine.handle(now, Input::Start);
                 let config = machine.config();
                 let slot = Slot {
-                    reporter: Reporter::new(config.name.clone(), self.backend),
+                    subject: Subject::new(config.name.clone(), seat.board.is_some()),
                     timeout: config.timing.request_timeout(),
                     drain: config.timing.drain(),
                     machine: *machine,
@@ -248,7 +250,7 @@ impl Core {
             let now = self.clock.now();
             match slot.machine.poll(now) {
                 Output::Action(action) => self.act(id, &mut slot, action),
-                Output::Event(event) => slot.deliver(&self.clock, now, event),
+                Output::Event(event) => slot.deliver(&self.clock, &mut self.reporter, now, event),
                 Output::Wait(at) => break at,
             }
         };
@@ -409,7 +411,13 @@ impl Slot {
     }
 
     /// Tells the foreground, the board, the log and the metrics.
-    fn deliver(&mut self, clock: &Arc<dyn Clock>, now: Moment, event: Event) {
+    fn deliver(
+        &mut self,
+        clock: &Arc<dyn Clock>,
+        reporter: &mut Reporter,
+        now: Moment,
+        event: Event,
+    ) {
         // The term first: `check()` must be false before anybody hears of the loss.
         let notice = match &event {
             Event::Gained { deadline, .. } => {
@@ -429,6 +437,7 @@ impl Slot {
                     self.machine.handle(now, Input::Lapsed);
                     return;
                 }
+                self.note_error(None);
                 None
             }
             Event::Stopping {
@@ -450,13 +459,19 @@ impl Slot {
                 }
                 None
             }
+            Event::WorkEnded { .. } => None,
             Event::Released { outcome, .. } => Some(Notice::Released(*outcome)),
             Event::Standby { .. } => Some(Notice::Denied),
-            Event::Failed { error, .. } => Some(Notice::Failed(error.clone())),
+            Event::Failed { error, .. } => {
+                self.note_error(Some(error));
+                // A holder is not waiting for news of its renewals.
+                let renewal = error.operation() == Some(Operation::Renew);
+                (!renewal).then(|| Notice::Failed(error.clone()))
+            }
             Event::Recovered { .. } => Some(Notice::Recovered),
             Event::Ended { error } => Some(Notice::Ended(error.clone())),
         };
-        self.reporter.event(now, &event);
+        reporter.event(now, &mut self.subject, &event);
         if let Some(board) = &self.seat.board {
             board.publish(&event);
         }
@@ -466,6 +481,12 @@ impl Slot {
                 // The foreground is gone: there is nobody to wait for.
                 self.offer_until = Some(now);
             }
+        }
+    }
+
+    fn note_error(&self, error: Option<&Error>) {
+        if let Some(term) = &self.term {
+            term.note_error(error.cloned());
         }
     }
 

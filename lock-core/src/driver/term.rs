@@ -1,13 +1,14 @@
 //! One term, shared by the driver and the foreground.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::claim::Lease;
 use crate::clock::{Clock, Moment, sleep_until};
+use crate::error::Error;
 use crate::event::{LossReason, StopReason};
 
 /// How far a term has come. It only goes forward.
@@ -51,6 +52,8 @@ pub(crate) struct Term {
     deadline: AtomicU64,
     offer: AtomicU8,
     phase: watch::Sender<Phase>,
+    /// The error of the last renewal, until one succeeds.
+    last_error: Mutex<Option<Error>>,
     /// The driver has begun to clean up after this term.
     pub(crate) cleaning: AtomicBool,
 }
@@ -69,6 +72,7 @@ impl Term {
             deadline: AtomicU64::new(deadline.as_nanos()),
             offer: AtomicU8::new(OFFERED),
             phase: watch::Sender::new(Phase::Running),
+            last_error: Mutex::new(None),
             cleaning: AtomicBool::new(false),
         }
     }
@@ -168,6 +172,24 @@ impl Term {
         });
     }
 
+    pub(crate) fn note_error(&self, error: Option<Error>) {
+        *self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
+    /// The reason of a loss at the deadline.
+    pub(crate) fn expired(&self) -> LossReason {
+        let last_error = self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        LossReason::Expired {
+            last_error: last_error.clone(),
+        }
+    }
+
     pub(crate) fn phase(&self) -> Phase {
         self.phase.borrow().clone()
     }
@@ -218,9 +240,8 @@ impl Term {
         match self.reached(3, |deadline| deadline).await {
             Phase::Lost(reason) => reason,
             Phase::Ended => std::future::pending().await,
-            Phase::Running | Phase::Stopping { .. } | Phase::Aborting => {
-                LossReason::Expired { last_error: None }
-            }
+            // The driver has not come to say it.
+            Phase::Running | Phase::Stopping { .. } | Phase::Aborting => self.expired(),
         }
     }
 }

@@ -736,6 +736,9 @@ impl Machine {
     fn on_work_ended(&mut self, now: Moment, hold_off: Duration) {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Holding(term) | State::Stopping { term, .. } | State::Ending(term) => {
+                self.tell(Event::WorkEnded {
+                    token: term.lease.token(),
+                });
                 let hold_off = hold_off.max(std::mem::take(&mut self.hold_off));
                 self.not_before = self.not_before.max(now.after(hold_off));
                 self.owe(

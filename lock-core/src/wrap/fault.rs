@@ -329,7 +329,7 @@ mod tests {
         let (faulty, faults, memory) = store();
         faults.inject(
             Operation::TryAcquire,
-            Fault::FailBefore(down()),
+            Fault::FailBefore(down().with_indeterminate(false)),
             Times::Next(1),
         );
         faults.inject(

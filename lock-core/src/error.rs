@@ -140,21 +140,23 @@ impl fmt::Display for Operation {
 impl Error {
     /// An error of this kind with a one-line message: lower case, no full stop, no secret.
     ///
-    /// [`is_retryable`](Self::is_retryable) starts true for `Backend`, `Timeout` and `Unavailable`;
-    /// [`is_indeterminate`](Self::is_indeterminate) starts true for `Timeout`.
+    /// For `Backend`, `Timeout` and `Unavailable` both [`is_retryable`](Self::is_retryable) and
+    /// [`is_indeterminate`](Self::is_indeterminate) start true: a store author who knows that nothing
+    /// was done says so, and one who forgets costs a request instead of an entry left behind.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        let unsure = matches!(
+            kind,
+            ErrorKind::Backend | ErrorKind::Timeout | ErrorKind::Unavailable
+        );
         Self(Arc::new(Inner {
             kind,
             message: message.into(),
             operation: None,
             backend: None,
             name: None,
-            retryable: matches!(
-                kind,
-                ErrorKind::Backend | ErrorKind::Timeout | ErrorKind::Unavailable
-            ),
-            indeterminate: matches!(kind, ErrorKind::Timeout),
+            retryable: unsure,
+            indeterminate: unsure,
             source: None,
         }))
     }
@@ -329,7 +331,7 @@ mod tests {
             error.to_string(),
             "sqlite renew of \"job\": no answer; from the server"
         );
-        assert!(error.is_retryable() && !error.is_indeterminate());
+        assert!(error.is_retryable() && error.is_indeterminate());
         assert_eq!(
             error.source().map(ToString::to_string).as_deref(),
             Some("the cause")

@@ -81,6 +81,16 @@ impl SqlPersistence {
 
     async fn attempt(&self, claim: &Claim) -> Result<Attempt> {
         self.open()?;
+        let range = self.dialect.capabilities().ttl;
+        if !(range.min..=range.max).contains(&claim.ttl) {
+            return Err(Error::new(
+                ErrorKind::InvalidConfig,
+                format!(
+                    "a ttl of {:?} cannot be kept; give it {:?} to {:?}",
+                    claim.ttl, range.min, range.max
+                ),
+            ));
+        }
         let mut last = None;
         for _ in 0..RACES {
             match self.dialect.try_acquire(claim).await? {
@@ -105,7 +115,7 @@ impl SqlPersistence {
     async fn until(
         &self,
         name: &LockName,
-        stale: impl Fn(&LeaseState) -> bool + Send,
+        stale: impl Fn(&LeaseState) -> bool + Send + Sync,
     ) -> Result<()> {
         self.open()?;
         let mut closed = self.closed.subscribe();

@@ -300,7 +300,8 @@ impl Dialect for Sqlite {
         let rows = self
             .rows(&self.renewals, &self.sql().release, arguments)
             .await?;
-        Ok(!rows.is_empty())
+        rows.first()
+            .map_or(Ok(false), |row| self.decoded(row.try_get(0)))
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

@@ -47,7 +47,9 @@ impl Watch {
         };
         Box::new(Events {
             subscription: platform::Subscription::new(watcher),
-            look: None,
+            // A commit that was being written before we subscribed may become visible after the first
+            // read: begin as after an event.
+            look: Some(0),
         })
     }
 }

@@ -66,10 +66,12 @@ impl Statements {
         let look = format!(
             "SELECT name, nonce, owner, token, expires - {NOW} AS remaining, ttl, version, metadata, note FROM {t}"
         );
+        // `RETURNING` sees the new values only. The time of the end is now if the lease was alive, and
+        // earlier if it was not.
         let end = |condition: &str| {
             format!(
-                "UPDATE {t} SET nonce = x'', expires = {NOW}, request = '', version = version + 1 \
-                 WHERE name = ?1 AND nonce = ?2{condition} RETURNING 1"
+                "UPDATE {t} SET nonce = x'', expires = min({NOW}, expires - 1), request = '', \
+                 version = version + 1 WHERE name = ?1 AND nonce = ?2{condition} RETURNING expires = {NOW}"
             )
         };
         Self {

@@ -161,12 +161,12 @@ impl Keeper {
                 order = receive(&mut self.channel) => match order {
                     Some(order) => {
                         self.obey(&order);
-                        if let Some(stdin) = stdin.take() {
-                            if let Err(error) = self.start(stdin).await {
-                                let why = error.to_string();
-                                self.report(&Report::Failed { why }).await;
-                                return Ok(());
-                            }
+                        if let Some(stdin) = stdin.take()
+                            && let Err(error) = self.start(stdin).await
+                        {
+                            let why = error.to_string();
+                            self.report(&Report::Failed { why }).await;
+                            return Ok(());
                         }
                     }
                     None => {

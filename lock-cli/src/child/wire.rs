@@ -104,7 +104,7 @@ impl Channel {
 
     /// Sends a message. The messages are few and small: the socket's buffer never fills up while the
     /// other end reads at all, so an end that does not is an error and not a wait.
-    pub(crate) async fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, message: &(impl Serialize + Sync)) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         tokio::time::timeout(

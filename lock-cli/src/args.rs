@@ -24,9 +24,9 @@ is used, which processes of this machine share.";
 
 const EXEC_EXAMPLES: &str = "\
 Examples:
-  lockctl exec nightly-report --no-wait -- ./report.sh      cron on many machines, runs on one
-  lockctl exec migrate --wait=5m -- ./migrate               wait at most five minutes
-  lockctl exec deploy -- sh -c 'echo token $LOCKCTL_TOKEN'  hand the fencing token on
+  lockctl exec nightly-report --no-wait --at-least=1m -- ./report.sh   cron on many machines, runs on one
+  lockctl exec migrate --wait=5m -- ./migrate                          wait at most five minutes
+  lockctl exec deploy -- sh -c 'echo token $LOCKCTL_TOKEN'             hand the fencing token on
 
 The command gets LOCKCTL_NAME, LOCKCTL_TOKEN, LOCKCTL_OWNER and LOCKCTL_DEADLINE. It is told to stop
 (SIGTERM) when the lease cannot be renewed, and killed before it can lapse, with all it has started.
@@ -206,6 +206,13 @@ pub(crate) struct Exec {
     /// Do not wait: when somebody else holds it, end at once with the code for "not acquired"
     #[arg(long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
+
+    /// Keep the lock at least this long after the command was started, also when it ends earlier
+    ///
+    /// For cron on many machines: their clocks differ, and a machine that comes late must still find
+    /// the lock held.
+    #[arg(long, value_name = "SPAN", default_value = "0s", hide_default_value = true, value_parser = span::parse, allow_hyphen_values = true)]
+    pub(crate) at_least: Duration,
 
     /// The exit code for "not acquired", 0 to 255
     #[arg(long, value_name = "N", default_value_t = exit::Exit::NotAcquired as u8)]

@@ -1,9 +1,10 @@
 //! `exec`: acquire, run once, release.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkit::clock::{Clock as _, SystemClock};
+use lockkit::clock::{Clock, Moment, SystemClock, sleep_until};
 use lockkit::{
     LeaseState, LockGuard, LockName, LockProvider as _, Provider, Release, StopReason, Timing,
 };
@@ -62,6 +63,7 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
         &format!("acquired {name:?} with token {token}"),
     );
     let job = job(&args, &guard, timing);
+    let began = SystemClock.now();
     let notes = report.clone();
     let outcome = supervise(job, term, received, move |note| tell(&notes, &note)).await;
     let outcome = match outcome {
@@ -74,7 +76,21 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
             ));
         }
     };
+    if outcome.cause.is_none() {
+        let until = began.after(args.at_least);
+        hold(&guard, until, &mut signals.subscribe()).await;
+    }
     finish(&name, &guard, timing, &report, &outcome).await
+}
+
+/// Keeps the lock until then, unless a signal or the loss of the term comes first.
+async fn hold(guard: &LockGuard, until: Moment, received: &mut broadcast::Receiver<Signal>) {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    tokio::select! {
+        () = sleep_until(&clock, until) => {}
+        _ = interrupted(received) => {}
+        _ = guard.stopping() => {}
+    }
 }
 
 /// Releases and says what came of it all.

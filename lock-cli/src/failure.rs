@@ -54,9 +54,21 @@ impl From<Error> for Failure {
     }
 }
 
-/// An error with its causes and what to do about it.
+/// An error with what to do about it, and with its cause where the library cannot say more itself.
 pub(crate) fn describe(error: &Error) -> String {
     let mut message = error.to_string();
+    let remedy = match error.kind() {
+        ErrorKind::Unavailable | ErrorKind::Timeout => {
+            "; check that the store of --store or LOCKCTL_STORE is there and can be reached"
+        }
+        ErrorKind::PermissionDenied => {
+            "; check the credentials in --store or LOCKCTL_STORE and their rights"
+        }
+        ErrorKind::Tls => "; check the certificates and the TLS settings of the store's URL",
+        ErrorKind::Backend => "",
+        // The message says what is wrong, and how to mend it.
+        _ => return message,
+    };
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         let text = error.to_string();
@@ -67,19 +79,6 @@ pub(crate) fn describe(error: &Error) -> String {
         }
         cause = error.source();
     }
-    let remedy = match error.kind() {
-        ErrorKind::Unavailable | ErrorKind::Timeout => {
-            "; check that the store of --store or LOCKCTL_STORE is there and can be reached"
-        }
-        ErrorKind::PermissionDenied => {
-            "; check the credentials in --store or LOCKCTL_STORE and their rights"
-        }
-        ErrorKind::Schema | ErrorKind::Conflict => {
-            "; let --store or LOCKCTL_STORE name a store that only lockkit writes"
-        }
-        ErrorKind::Tls => "; check the certificates and the TLS settings of the store's URL",
-        _ => "",
-    };
     message.push_str(remedy);
     message
 }

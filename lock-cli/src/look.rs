@@ -3,20 +3,21 @@
 
 use std::process::ExitCode;
 
-use lockkit::{LockName, LockProvider as _};
+use lockkit::{LeaseState, LockName, LockProvider as _, Observation};
 use serde_json::{Value, json};
 
 use crate::args::{self, Format, Global};
 use crate::failure::Failure;
 use crate::output::print;
-use crate::store::{self, Access};
-use crate::{span, state};
+use crate::{span, state, store};
 
 /// Runs `status`.
 pub(crate) async fn status(global: &Global, args: args::Name) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open(global, Access::Read).await?;
-    let seen = provider.observe(name.as_str()).await?;
+    let seen = match store::open_to_look(global).await? {
+        Some(provider) => provider.observe(name.as_str()).await?,
+        None => Observation::new(name, LeaseState::Absent),
+    };
     match global.format {
         Format::Text => print(&state::describe(&seen.state))?,
         Format::Json => print(&Value::Object(state::json(&seen)).to_string())?,
@@ -26,8 +27,10 @@ pub(crate) async fn status(global: &Global, args: args::Name) -> Result<ExitCode
 
 /// Runs `list`.
 pub(crate) async fn list(global: &Global, args: args::List) -> Result<ExitCode, Failure> {
-    let provider = store::open(global, Access::Read).await?;
-    let all = provider.list(&args.prefix).await?;
+    let all = match store::open_to_look(global).await? {
+        Some(provider) => provider.list(&args.prefix).await?,
+        None => Vec::new(),
+    };
     let width = all
         .iter()
         .map(|seen| seen.name.as_str().chars().count())
@@ -82,7 +85,7 @@ pub(crate) fn explain(global: &Global, args: &args::Explain) -> Result<ExitCode,
 /// Runs `step-down`.
 pub(crate) async fn step_down(global: &Global, args: args::StepDown) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open(global, Access::Write).await?;
+    let provider = store::open_to_tell(global).await?;
     let asked = provider.step_down(name.as_str(), args.hold_off).await?;
     match global.format {
         Format::Json => print(&json!({"name": name.as_str(), "asked": asked}).to_string())?,
@@ -98,7 +101,7 @@ pub(crate) async fn step_down(global: &Global, args: args::StepDown) -> Result<E
 /// Runs `revoke`.
 pub(crate) async fn revoke(global: &Global, args: args::Revoke) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open(global, Access::Write).await?;
+    let provider = store::open_to_tell(global).await?;
     let token = provider.revoke(name.as_str(), &args.reason).await?;
     match (global.format, token) {
         (Format::Json, token) => {

@@ -52,66 +52,90 @@ fn mask_urls(text: &str) -> String {
     walk(text, |_| MASK.to_owned())
 }
 
-/// Rebuilds `text`, asking `mask` what to put for each secret part of each URL in it: the password
-/// (everything between the first colon of the user part and the last `@`), and every query value.
+/// Rebuilds `text`, asking `mask` what to put for each secret part of each URL in it.
 fn walk(text: &str, mut mask: impl FnMut(&str) -> String) -> String {
+    let ends_word = |c: char| c.is_whitespace() || matches!(c, '\'' | '"' | '`' | '<' | '>');
     let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("://") {
-        let (before, after) = rest.split_at(at + 3);
-        out.push_str(before);
-        let end = after
-            .find(|c: char| c.is_whitespace() || matches!(c, '\'' | '"' | '`' | '<' | '>'))
-            .unwrap_or(after.len());
-        let (url, tail) = after.split_at(end);
-        // A password may hold anything, also what ends an authority: look for the last `@` before
-        // the query.
-        let (head, query) = match url.rfind('@') {
-            Some(at) => match url[at..].find('?') {
-                Some(q) => url.split_at(at + q),
-                None => (url, ""),
-            },
-            None => match url.find('?') {
-                Some(q) => url.split_at(q),
-                None => (url, ""),
-            },
-        };
-        match head.rfind('@') {
-            Some(at) => {
-                let (user, host) = head.split_at(at);
-                match user.split_once(':') {
-                    Some((user, password)) => {
-                        out.push_str(user);
-                        out.push(':');
-                        out.push_str(&mask(password));
-                    }
-                    // Some drivers take a lone user part as a token.
-                    None => out.push_str(&mask(user)),
+    for piece in text.split_inclusive(ends_word) {
+        let word = piece.trim_end_matches(ends_word);
+        match word.split_once("://") {
+            Some((scheme, rest)) => {
+                out.push_str(scheme);
+                out.push_str("://");
+                walk_url(rest, &mut out, &mut mask);
+            }
+            // Such as sqlite:PATH?key=value.
+            None => match word.split_once('?') {
+                Some((head, query)) if head.contains(':') => {
+                    out.push_str(head);
+                    walk_query(query, &mut out, &mut mask);
                 }
-                out.push_str(host);
-            }
-            None => out.push_str(head),
+                _ => out.push_str(word),
+            },
         }
-        let mut separator = "";
-        for pair in query.trim_start_matches('?').split('&') {
-            if query.is_empty() {
-                break;
-            }
-            out.push_str(if separator.is_empty() { "?" } else { separator });
-            separator = "&";
-            match pair.split_once('=') {
-                Some((key, value)) => {
-                    out.push_str(key);
-                    out.push('=');
-                    out.push_str(&mask(value));
-                }
-                None => out.push_str(pair),
-            }
-        }
-        rest = tail;
+        out.push_str(&piece[word.len()..]);
     }
-    out.push_str(rest);
     out
+}
+
+/// What follows `://`. Secret is everything between the first colon of the user part and the last `@`;
+/// a user part without a colon, which some drivers take as a token; what stands for a port and is no
+/// number; and every query value.
+fn walk_url(url: &str, out: &mut String, mask: &mut impl FnMut(&str) -> String) {
+    // A password may hold anything, also what ends an authority: the query begins after the last `@`.
+    let begin = url.rfind('@').unwrap_or(0);
+    let (head, query) = match url[begin..].split_once('?') {
+        Some((head, query)) => (&url[..begin + head.len()], Some(query)),
+        None => (url, None),
+    };
+    let place = match head.rfind('@') {
+        Some(at) => {
+            let (user, place) = head.split_at(at);
+            match user.split_once(':') {
+                Some((user, password)) => {
+                    out.push_str(user);
+                    out.push(':');
+                    out.push_str(&mask(password));
+                }
+                None => out.push_str(&mask(user)),
+            }
+            place
+        }
+        None => head,
+    };
+    let (authority, path) = place.split_at(place.find('/').unwrap_or(place.len()));
+    match authority.rsplit_once(':') {
+        Some((host, port))
+            if !port.is_empty()
+                && !port.ends_with(']')
+                && !port
+                    .bytes()
+                    .all(|c| c.is_ascii_digit() || matches!(c, b',' | b';' | b'.')) =>
+        {
+            out.push_str(host);
+            out.push(':');
+            out.push_str(&mask(port));
+        }
+        _ => out.push_str(authority),
+    }
+    out.push_str(path);
+    if let Some(query) = query {
+        walk_query(query, out, mask);
+    }
+}
+
+fn walk_query(query: &str, out: &mut String, mask: &mut impl FnMut(&str) -> String) {
+    for (n, pair) in query.split('&').enumerate() {
+        out.push(if n == 0 { '?' } else { '&' });
+        match pair.split_once('=') {
+            Some((key, value)) => {
+                out.push_str(key);
+                out.push('=');
+                out.push_str(&mask(value));
+            }
+            None => out.push_str(pair),
+        }
+    }
 }
 
 /// Percent-decoding; what is not valid stays as it is.

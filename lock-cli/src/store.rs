@@ -6,29 +6,38 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockkit::{Fencing, Provider, Timing, dedicated_runtime};
+use lockkit::{ConnectOptions, Fencing, Provider, Timing, dedicated_runtime};
 
 use crate::args::{Candidate, Global};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Level, Reporter};
-use crate::redact;
 
-/// What a command wants of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// To write; what is missing is made.
-    Write,
-    /// To read; nothing is made.
-    Read,
-}
-
-/// The URL of the store; for the default one that is written to, its folder is made.
-pub(crate) fn url(global: &Global, access: Access) -> Result<String, Failure> {
+/// The URL of the store that is written to; the folder of the default one is made.
+fn url_to_write(global: &Global) -> Result<String, Failure> {
     if let Some(url) = &global.store {
-        redact::remember(url);
         return Ok(url.clone());
     }
+    let file = default_file()?;
+    let folder = file.parent().unwrap_or(&file);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(|error| {
+            Failure::new(
+                Exit::Permission,
+                format!(
+                    "cannot make the folder of the default store, {}: {error}; make it, or say --store URL",
+                    folder.display()
+                ),
+            )
+        })?;
+    Ok(sqlite_url(&file))
+}
+
+/// The file of the default store.
+fn default_file() -> Result<PathBuf, Failure> {
     let folder = state_folder().ok_or_else(|| {
         Failure::new(
             Exit::Usage,
@@ -36,23 +45,7 @@ pub(crate) fn url(global: &Global, access: Access) -> Result<String, Failure> {
              there is no state folder; say --store URL",
         )
     })?;
-    let folder = folder.join("lockctl");
-    if access == Access::Write {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-            .map_err(|error| {
-                Failure::new(
-                    Exit::Permission,
-                    format!(
-                        "cannot make the folder of the default store, {}: {error}; make it, or say --store URL",
-                        folder.display()
-                    ),
-                )
-            })?;
-    }
-    Ok(sqlite_url(&folder.join("locks.db")))
+    Ok(folder.join("lockctl/locks.db"))
 }
 
 /// The URL of an SQLite file.
@@ -86,8 +79,8 @@ pub(crate) async fn open_as(
     timing: Timing,
 ) -> Result<Provider, Failure> {
     let owner = candidate.owner()?;
-    let url = url(global, Access::Write)?;
-    let provider = connect(&url, Access::Write, timing.request_timeout()).await?;
+    let url = url_to_write(global)?;
+    let provider = connect(&url, true, timing.request_timeout()).await?;
     if candidate.require_fencing
         && let Fencing::None(why) = provider.capabilities().fencing
     {
@@ -102,32 +95,49 @@ pub(crate) async fn open_as(
     Ok(provider.with_owner(owner).with_timing(timing))
 }
 
-/// Connects to look, or to tell the holder something.
-pub(crate) async fn open(global: &Global, access: Access) -> Result<Provider, Failure> {
-    let mut timing = Timing::default();
-    if let Some(span) = global.request_timeout {
-        // An onlooker has no lease, so only this time counts.
-        timing = Timing::builder(span.saturating_mul(8).clamp(timing.ttl(), MAX_TTL))
-            .request_timeout(span)
-            .build()?;
-    }
-    let url = url(global, access)?;
-    let provider = connect(&url, access, timing.request_timeout()).await?;
+/// Connects to look; nothing is made. `None` when it is the default store and nobody has used it yet.
+pub(crate) async fn open_to_look(global: &Global) -> Result<Option<Provider>, Failure> {
+    let url = match &global.store {
+        Some(url) => url.clone(),
+        None => {
+            let file = default_file()?;
+            if !file.exists() {
+                return Ok(None);
+            }
+            sqlite_url(&file)
+        }
+    };
+    let timing = onlooker(global)?;
+    let provider = connect(&url, false, timing.request_timeout()).await?;
+    Ok(Some(provider.with_timing(timing)))
+}
+
+/// Connects to tell the holder of a name something.
+pub(crate) async fn open_to_tell(global: &Global) -> Result<Provider, Failure> {
+    let timing = onlooker(global)?;
+    let url = url_to_write(global)?;
+    let provider = connect(&url, true, timing.request_timeout()).await?;
     Ok(provider.with_timing(timing))
+}
+
+/// The times of somebody who holds nothing: only that of a request counts.
+fn onlooker(global: &Global) -> Result<Timing, Failure> {
+    let timing = Timing::default();
+    let Some(span) = global.request_timeout else {
+        return Ok(timing);
+    };
+    let ttl = span.saturating_mul(8).clamp(timing.ttl(), MAX_TTL);
+    Ok(Timing::builder(ttl).request_timeout(span).build()?)
 }
 
 const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Connects on the runtime of the driver, where every call to the store is made.
-async fn connect(url: &str, access: Access, limit: Duration) -> Result<Provider, Failure> {
+async fn connect(url: &str, prepare: bool, limit: Duration) -> Result<Provider, Failure> {
     let runtime = dedicated_runtime();
     let url = url.to_owned();
-    let connecting = runtime.spawn(async move {
-        match access {
-            Access::Write => lockkit::connect(&url).await,
-            Access::Read => lockkit::connect_to_read(&url).await,
-        }
-    });
+    let options = ConnectOptions::new().with_prepare(prepare);
+    let connecting = runtime.spawn(async move { options.connect(&url).await });
     match tokio::time::timeout(limit, connecting).await {
         Ok(Ok(provider)) => Ok(provider?.on_runtime(runtime)),
         Ok(Err(error)) => Err(Failure::new(

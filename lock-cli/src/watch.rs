@@ -13,8 +13,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Level, Reporter, print, stamped};
 use crate::redact::redact;
-use crate::store::{self, Access};
-use crate::{span, state};
+use crate::{span, state, store};
 
 /// How often the live view is drawn.
 const DRAW: Duration = Duration::from_millis(200);
@@ -24,7 +23,11 @@ const ASK: Duration = Duration::from_secs(1);
 /// Runs `watch`.
 pub(crate) async fn main(global: &Global, args: args::Name) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open(global, Access::Read).await?;
+    // It waits for the first use of the default store, and so makes that.
+    let provider = match store::open_to_look(global).await? {
+        Some(provider) => provider,
+        None => store::open_to_tell(global).await?,
+    };
     let live = global.format == Format::Text && rustix::termios::isatty(io::stdout());
     let report = Reporter::new(global, Level::Warn);
     let mut view = View {

@@ -19,6 +19,9 @@ use crate::child::{SHIM, own_program};
 /// The name of the election.
 pub(super) const NAME: &str = "demo";
 
+/// How many streams a candidate speaks on: its work on one, itself on the other.
+pub(super) const STREAMS: usize = 2;
+
 /// What a candidate or its work says.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
@@ -28,7 +31,7 @@ pub(super) enum Said {
     Beat(Beat),
     /// A line that is neither: something is wrong there.
     Noise(String),
-    /// It says nothing more.
+    /// One of its streams has ended.
     Gone,
 }
 

@@ -12,6 +12,7 @@ use lockkit::Timing;
 use lockkit::clock::{Clock as _, Moment, SystemClock};
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use self::candidate::{Candidate, Event, Said};
@@ -31,6 +32,9 @@ const CANDIDATES: usize = 3;
 /// Runs the demonstration.
 pub(crate) async fn main(global: &Global, args: args::Demo) -> Result<ExitCode, Failure> {
     let timing = Timing::for_ttl(args.ttl)?;
+    // From here on a signal does not end this process before it has cleaned up.
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut terminations = signal(SignalKind::terminate())?;
     let folder = tempfile::Builder::new()
         .prefix("lockctl-demo-")
         .tempdir()
@@ -63,12 +67,16 @@ pub(crate) async fn main(global: &Global, args: args::Demo) -> Result<ExitCode, 
         timeline,
         record: Record::default(),
         leader: None,
+        silent: [0; CANDIDATES],
     };
     // Candidates are killed, and the folder is removed, also when it is interrupted.
     tokio::select! {
         played = demo.play() => played?,
-        _ = tokio::signal::ctrl_c() => {
+        _ = interrupts.recv() => {
             return Err(Failure::with_code(130, "the demonstration was interrupted"));
+        }
+        _ = terminations.recv() => {
+            return Err(Failure::with_code(143, "the demonstration was stopped"));
         }
     }
     demo.conclude(global)
@@ -82,6 +90,8 @@ struct Demo {
     record: Record,
     /// Its number, its token and its last renewal.
     leader: Option<Leader>,
+    /// How many streams of each candidate have ended.
+    silent: [usize; CANDIDATES],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -183,12 +193,15 @@ impl Demo {
         .await
     }
 
-    /// Follows the candidates until one has ended.
+    /// Follows the candidates until one has ended, if it has not yet.
     async fn gone(&mut self, which: usize, patience: Duration) -> Result<(), Failure> {
-        self.until(patience, "a candidate did not end", |_, (number, said)| {
-            matches!(said, Said::Gone if *number == which).then_some(())
-        })
-        .await
+        while self.silent[which] < candidate::STREAMS {
+            self.until(patience, "a candidate did not end", |_, (number, said)| {
+                matches!(said, Said::Gone if *number == which).then_some(())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// Follows the candidates for a while.
@@ -244,7 +257,7 @@ impl Demo {
                 let label = self.label(*number);
                 self.timeline.line(&format!("{label}  says: {line}"))?;
             }
-            Said::Gone => {}
+            Said::Gone => self.silent[*number] += 1,
         }
         self.timeline.draw()?;
         Ok(())

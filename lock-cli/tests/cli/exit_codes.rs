@@ -133,7 +133,7 @@ fn bad_arguments_are_refused_in_one_line() {
 fn somebody_else_has_it() {
     let site = Site::new();
     let mut holder = site.start(["exec", "job", "--owner", "the-other", "--", "sleep", "60"]);
-    until("it holds", || !site.processes_with("sleep 60").is_empty());
+    until("it holds", || !site.running("sleep 60").is_empty());
     let said = site.run(["exec", "job", "--no-wait", "--", "true"]);
     assert_eq!(said.code(), 75);
     assert!(said.err().contains("held by the-other"), "{}", said.err());
@@ -152,12 +152,15 @@ fn somebody_else_has_it() {
     let said = site.run(["exec", "job", "--wait=300ms", "--", "true"]);
     assert_eq!(said.code(), 75);
     // Told to end while it waits.
-    let mut waiter = site.start(["exec", "job", "-v", "--", "touch", "never"]);
-    until("it waits", || site.processes().len() > 3);
+    let mut waiter = site.start_logged(["exec", "job", "-v", "--", "touch", "never"], "waiter");
+    until("it waits", || site.lines("waiter").len() == 1);
     waiter.signal(Signal::TERM);
-    let said = waiter.wait_with_output();
-    assert_eq!(said.code(), 143);
-    assert!(said.err().contains("not started"), "{}", said.err());
+    assert_eq!(waiter.status().code(), Some(143));
+    assert!(
+        site.lines("waiter")[1].contains("not started"),
+        "{:?}",
+        site.lines("waiter")
+    );
     holder.signal(Signal::TERM);
     assert_eq!(holder.status().code(), Some(143));
     assert_eq!(
@@ -170,7 +173,7 @@ fn somebody_else_has_it() {
 fn a_revoked_lease_is_lost() {
     let site = Site::new();
     let holder = site.start(["exec", "job", "--ttl", "1s", "--", "sleep", "60"]);
-    until("it holds", || !site.processes_with("sleep 60").is_empty());
+    until("it holds", || !site.running("sleep 60").is_empty());
     let said = site.run(["revoke", "job", "--reason", "maintenance"]);
     assert_eq!(said.code(), 0, "{}", said.err());
     let said = holder.wait_with_output();
@@ -183,7 +186,7 @@ fn a_revoked_lease_is_lost() {
         "{}",
         said.err()
     );
-    assert!(site.processes_with("sleep 60").is_empty());
+    assert!(site.running("sleep 60").is_empty());
     let said = site.run(["status", "job"]);
     assert!(
         said.out().contains("free") && said.out().contains("maintenance"),
@@ -196,15 +199,21 @@ fn a_revoked_lease_is_lost() {
 fn a_standby_that_is_told_to_end_has_never_led() {
     let site = Site::new();
     let holder = site.start(["run", "job", "--owner", "first", "--", "sleep", "60"]);
-    until("it leads", || !site.processes_with("sleep 60").is_empty());
-    let mut standby = site.start(["run", "job", "-v", "--", "sleep", "61"]);
+    until("it leads", || !site.running("sleep 60").is_empty());
+    let mut standby = site.start_logged(["run", "job", "--", "sleep", "61"], "standby");
     until("it stands by", || {
-        site.run(["status", "job"]).out().contains("first") && site.processes().len() > 3
+        site.lines("standby")
+            .iter()
+            .any(|line| line.contains("standing by: first leads"))
     });
     standby.signal(Signal::TERM);
-    let said = standby.wait_with_output();
-    assert_eq!(said.code(), 80, "{}", said.err());
-    assert!(site.processes_with("sleep 61").is_empty());
+    assert_eq!(
+        standby.status().code(),
+        Some(80),
+        "{:?}",
+        site.lines("standby")
+    );
+    assert!(site.running("sleep 61").is_empty());
     drop(holder);
 }
 

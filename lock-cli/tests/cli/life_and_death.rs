@@ -93,9 +93,7 @@ fn the_command_dies_with_a_killed_wrapper_and_so_does_all_it_started() {
         let site = Site::new();
         let script = "setsid sleep 1001 & sh -c 'sleep 1002 & sleep 1003' & sleep 1004";
         let mut wrapper = site.start(["exec", "job", "--", "sh", "-c", script]);
-        until("everything runs", || {
-            site.processes_with("sleep 100").len() >= 4
-        });
+        until("everything runs", || site.running("sleep 100").len() == 4);
         wrapper.signal(Signal::KILL);
         within(
             Duration::from_secs(1),
@@ -139,9 +137,7 @@ fn the_command_dies_with_a_killed_keeper() {
         let site = Site::new();
         let script = "setsid sleep 1001 & sleep 1002";
         let wrapper = site.start(["exec", "job", "--", "sh", "-c", script]);
-        until("everything runs", || {
-            site.processes_with("sleep 100").len() >= 3
-        });
+        until("everything runs", || site.running("sleep 100").len() == 2);
         let keeper = site.processes_with("__lockctl-keeper");
         kill(keeper[0], Signal::KILL);
         let said = wrapper.wait_with_output();
@@ -193,8 +189,7 @@ fn a_stopped_keeper_changes_nothing() {
 #[test]
 fn what_the_command_leaves_behind_is_ended_before_the_release() {
     let site = Site::new();
-    let script =
-        "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & setsid sleep 1001 & exit 4";
+    let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & setsid sleep 1001 & sleep 0.3; exit 4";
     let began = Instant::now();
     let said = site.run(["exec", "job", "--ttl", "2s", "--", "sh", "-c", script]);
     assert_eq!(said.code(), 4);

@@ -4,8 +4,13 @@
 
 mod support;
 
+mod demo;
+mod elections;
 mod exit_codes;
 mod fixture;
 mod life_and_death;
+mod partition;
+mod recipes;
+mod secrets;
 mod signals;
 mod terminal;

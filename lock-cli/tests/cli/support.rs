@@ -89,6 +89,16 @@ impl Site {
         Running::start(&mut self.lockctl(arguments))
     }
 
+    /// Starts `lockctl` with its standard error in a file.
+    pub(crate) fn start_logged<I, S>(&self, arguments: I, file: &str) -> Running
+    where
+        I: IntoIterator<Item = S>,
+        S: AsRef<OsStr>,
+    {
+        let log = fs::File::create(self.path(file)).expect("writable");
+        Running::start(self.lockctl(arguments).stderr(log))
+    }
+
     /// The processes of this site that are not zombies, by id and command line.
     pub(crate) fn processes(&self) -> Vec<(i32, String)> {
         let mark = format!("{MARK}={}", self.folder.path().display());
@@ -107,7 +117,16 @@ impl Site {
             .collect()
     }
 
-    /// Those of them that were started with this word in their command line.
+    /// Those of them whose command line begins so: the command itself, not what runs it.
+    pub(crate) fn running(&self, line: &str) -> Vec<i32> {
+        self.processes()
+            .into_iter()
+            .filter(|(_, words)| words.starts_with(line))
+            .map(|(pid, _)| pid)
+            .collect()
+    }
+
+    /// Those of them with this word in their command line.
     pub(crate) fn processes_with(&self, word: &str) -> Vec<i32> {
         self.processes()
             .into_iter()
@@ -231,10 +250,10 @@ impl Running {
 
     /// Its end and what it wrote. What it wrote must fit into a pipe.
     pub(crate) fn wait_with_output(mut self) -> Output {
-        let status = self.status();
+        self.status();
         let mut child = self.0.take().expect("it was not waited for");
         let mut output = Output {
-            status,
+            status: child.wait().expect("it has ended"),
             stdout: Vec::new(),
             stderr: Vec::new(),
         };

@@ -110,15 +110,11 @@ fn an_interactive_shell_is_not_stopped() {
     screen.shows("42");
     // Job control inside works too.
     screen.press("sleep 1001\n");
-    until("it sleeps", || {
-        !site.processes_with("sleep 1001").is_empty()
-    });
+    until("it sleeps", || !site.running("sleep 1001").is_empty());
     screen.press("\x1a");
     screen.shows("Stopped");
     screen.press("kill -9 %1\n");
-    until("it is gone", || {
-        site.processes_with("sleep 1001").is_empty()
-    });
+    until("it is gone", || site.running("sleep 1001").is_empty());
     screen.press("wait; exit 5\n");
     assert_eq!(screen.program.status().code(), Some(5), "{}", screen.text());
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lock_core::clock::Moment;
 use lock_core::election::{Action, OpId, Reply};
-use lock_core::{Claim, Event, Nonce, Release, Renewal, Timing, Token};
+use lock_core::{Claim, Event, Mode, Nonce, Release, Renewal, Timing, Token};
 
 use super::clocks::nanos;
 
@@ -109,7 +109,8 @@ impl Watch {
             must!(open == nonce, "a claim while {open} is open");
             self.open = Some((nonce, exposed));
         } else {
-            self.open = Some((nonce, false));
+            let queued = self.queueing && claim.mode == Mode::Queue;
+            self.open = Some((nonce, queued));
         }
         Ok(())
     }
@@ -230,7 +231,7 @@ impl Watch {
                 must!(self.term.is_none(), "ended inside a term");
                 self.nothing_owed(now, "ended")?;
                 if let Some((nonce, exposed)) = self.open {
-                    must!(!exposed && !self.queueing, "ended with {nonce} open");
+                    must!(!exposed, "ended with {nonce} open");
                 }
                 self.ended = true;
             }

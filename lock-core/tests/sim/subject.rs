@@ -129,7 +129,9 @@ impl Subject {
                 } = input
                     && let Some((_, deadline)) = self.machine.held()
                 {
-                    told = now.min(deadline.before(Duration::from_nanos(1)));
+                    // As if it had been read before the timers were looked at.
+                    let stop_at = self.machine.config().timing.stop_at(deadline);
+                    told = now.min(stop_at.before(Duration::from_nanos(1)));
                 }
                 input
             }

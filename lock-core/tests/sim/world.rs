@@ -89,6 +89,8 @@ struct Work {
 
 struct Host {
     life: u64,
+    /// An elector, a waiting guard, or one try after the other.
+    scope: Scope,
     clock: Skewed,
     paused_until: u64,
     subject: Option<Subject>,
@@ -121,6 +123,7 @@ struct World {
     siblings: bool,
     mutation: Mutation,
     healed: bool,
+    closing: bool,
     led_since_heal: bool,
     next_wait: u64,
     next_session: u64,
@@ -155,7 +158,9 @@ pub(crate) fn run(seed: u64, mutation: Mutation, tracing: bool) -> Result<Report
         if let Err(why) = world.happen(happening) {
             let trace = world.report.trace.join("\n");
             let at = Duration::from_nanos(at);
-            return Err(format!("{trace}\nseed {seed} at {at:?}: {why}").trim().into());
+            return Err(format!("{trace}\nseed {seed} at {at:?}: {why}")
+                .trim()
+                .into());
         }
     }
     Ok(world.report)
@@ -207,6 +212,11 @@ impl World {
         let hosts = (0..count)
             .map(|_| Host {
                 life: 0,
+                scope: match rng.below(10) {
+                    0 => Scope::OneAttempt,
+                    1..=2 => Scope::OneTerm,
+                    _ => Scope::ManyTerms,
+                },
                 clock: Skewed {
                     offset: rng.below(1 << 50),
                     ppm: edge(&mut rng),
@@ -243,6 +253,7 @@ impl World {
             timing,
             mutation,
             healed: false,
+            closing: false,
             led_since_heal: false,
             next_wait: 0,
             next_session: 0,
@@ -391,6 +402,7 @@ impl World {
                 );
             }
             Happening::ShutDown => {
+                self.closing = true;
                 for host in 0..self.hosts.len() {
                     self.input(host, Input::Shutdown)?;
                 }
@@ -414,7 +426,6 @@ impl World {
     fn start(&mut self, host: usize) -> Verdict {
         let nonce = Nonce::from_u128(self.next_nonce << 32);
         self.next_nonce += 1;
-        self.next_session += 1;
         let row = matches!(self.store, Store::Row(_));
         let config = MachineConfig {
             name: LockName::new("job").expect("valid"),
@@ -422,7 +433,7 @@ impl World {
             metadata: Metadata::default(),
             priority: 0,
             timing: self.timing,
-            scope: Scope::ManyTerms,
+            scope: self.hosts[host].scope,
             first_nonce: nonce,
             seed: self.rng.next(),
             queueing: !row,
@@ -435,8 +446,10 @@ impl World {
         h.watch = Watch::new(self.timing, !row);
         h.work = None;
         h.cell = 0;
-        h.session = self.next_session;
-        h.live.clear();
+        if h.session == 0 {
+            self.next_session += 1;
+            h.session = self.next_session;
+        }
         h.wait = None;
         self.input(host, Input::Start)
     }
@@ -568,7 +581,12 @@ impl World {
             Event::Failed { error, .. } if error.kind() == ErrorKind::Backend => {
                 self.report.refused += 1;
             }
-            Event::Ended { .. } => self.hosts[host].wait = None,
+            Event::Ended { .. } => {
+                self.hosts[host].wait = None;
+                if self.hosts[host].scope != Scope::ManyTerms {
+                    self.soon(MS, 2 * SEC, Happening::Befall(Fault::Start(host)));
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -641,7 +659,13 @@ impl World {
                 self.hosts[host].live.insert(claim.nonce);
                 *op
             }
-            Action::Renew { op, .. } => *op,
+            Action::Renew { op, .. } => {
+                // The worst moment to be stopped in.
+                if !self.healed && self.rng.chance(3) {
+                    self.soon(0, 5 * MS, Happening::Befall(Fault::Pause(host)));
+                }
+                *op
+            }
             Action::Release { op, lease } => {
                 self.hosts[host].live.remove(&lease.nonce());
                 *op
@@ -700,7 +724,7 @@ impl World {
     }
 
     fn arrive(&mut self, call: usize) {
-        let (host, life) = (self.calls[call].host, self.calls[call].life);
+        let host = self.calls[call].host;
         if self.store_down {
             if self.rng.chance(500) {
                 let reply = failed(&self.calls[call].action, ErrorKind::Unavailable);
@@ -714,7 +738,11 @@ impl World {
         let h = &self.hosts[host];
         let caller = Caller {
             session: self.calls[call].session,
-            live: if h.life == life { &h.live } else { &none },
+            live: if h.session == self.calls[call].session {
+                &h.live
+            } else {
+                &none
+            },
         };
         let reply = match &self.calls[call].action {
             Action::TryAcquire { claim, .. } => {
@@ -813,7 +841,7 @@ impl World {
                     .subject
                     .as_ref()
                     .is_none_or(Subject::is_ended);
-                if ended {
+                if ended && !self.closing {
                     self.start(host)?;
                 }
             }
@@ -823,6 +851,8 @@ impl World {
                 self.hosts[host].life += 1;
                 self.hosts[host].work = None;
                 self.hosts[host].wait = None;
+                self.hosts[host].session = 0;
+                self.hosts[host].live.clear();
                 self.soon(0, 2 * ttl, Happening::Befall(Fault::Start(host)));
             }
             Fault::Pause(host) => {

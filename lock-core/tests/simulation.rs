@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sim::{Mutation, Report, run};
 
-const CI: u64 = 30_000;
+const CI: u64 = 12_000;
 const FULL: u64 = 400_000;
 
 fn add(sum: &mut Report, one: &Report) {

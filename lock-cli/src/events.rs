@@ -29,6 +29,17 @@ pub(crate) async fn follow(mut events: broadcast::Receiver<Event>, report: Repor
             }
             Err(broadcast::error::RecvError::Closed) => return,
         };
+        let answered = matches!(
+            event,
+            Event::Recovered { .. }
+                | Event::Standby { .. }
+                | Event::Gained { .. }
+                | Event::Renewed { .. }
+                | Event::Released { .. }
+        );
+        if answered && next_failure.take().is_some() {
+            report.event(Level::Info, "recovered", &[], "the store answers again");
+        }
         match event {
             Event::Standby { holder } => {
                 let seen = (holder.owner.clone(), holder.token);
@@ -58,16 +69,6 @@ pub(crate) async fn follow(mut events: broadcast::Receiver<Event>, report: Repor
                     let fields: [(&str, Value); 2] =
                         [("why", why.into()), ("failures", failures.into())];
                     report.event(Level::Warn, "failed", &fields, &text);
-                }
-            }
-            Event::Recovered { failures } => {
-                if next_failure.take().is_some() {
-                    report.event(
-                        Level::Info,
-                        "recovered",
-                        &[("failures", failures.into())],
-                        &format!("the store answers again, after {failures} failures"),
-                    );
                 }
             }
             other => {

@@ -17,7 +17,7 @@ use crate::child::supervise::{self, Cause, Job, Note, Outcome, stop_self, superv
 use crate::exit::Exit;
 use crate::failure::{Failure, describe};
 use crate::output::{Level, Reporter, complain};
-use crate::{program, span, state, store};
+use crate::{library_log, program, span, state, store};
 
 /// Runs `exec`.
 pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, Failure> {
@@ -53,6 +53,7 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
 
     let term = guard.leadership().clone();
     let token = term.token().get();
+    library_log::show_troubles(global, &report);
     report.event(
         Level::Detail,
         "gained",
@@ -157,6 +158,9 @@ async fn claim(
         args.wait.is_some() && left() != Some(Duration::ZERO)
     })
     .await?;
+    if args.wait.is_some() {
+        library_log::show_troubles(global, report);
+    }
     match args.wait {
         Some(Wait::AtMost(_)) => {
             let limit = left().unwrap_or_default();
@@ -180,6 +184,7 @@ async fn claim(
         &[],
         &format!("waiting for {name:?}, which somebody else holds"),
     );
+    library_log::show_troubles(global, report);
     Ok(Claimed::Ours(provider.acquire(name).await?))
 }
 
@@ -255,7 +260,9 @@ pub(crate) fn tell(report: &Reporter, note: &Note) {
             &[],
             "the command has ended, but not all that it had started; that is told to stop too",
         ),
-        Note::Unkillable => complain("some processes of the command could not be killed"),
+        Note::Unkillable => complain(
+            "what is left of the command was killed but is not gone; waiting for the kernel",
+        ),
     }
 }
 

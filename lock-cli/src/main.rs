@@ -12,6 +12,7 @@ mod events;
 mod exec;
 mod exit;
 mod failure;
+mod library_log;
 mod look;
 mod output;
 mod program;
@@ -20,10 +21,10 @@ mod run;
 mod span;
 mod state;
 mod store;
+mod usage;
 mod watch;
 
 use std::ffi::OsStr;
-use std::io;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -85,21 +86,12 @@ fn refuse(error: &clap::Error) -> ExitCode {
             Err(_) => Exit::Internal.into(),
         };
     }
-    let text = error.render().to_string();
-    let what: Vec<_> = text
-        .lines()
-        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
-        .map(|line| line.trim_start_matches("error: "))
-        .collect();
-    complain(&format!(
-        "{}; see `lockctl --help`",
-        one_line(&what.join("\n"))
-    ));
+    complain(&usage::explain(error, std::env::args_os()));
     Exit::Usage.into()
 }
 
 fn start(cli: Cli) -> Result<ExitCode, Failure> {
-    log(cli.global.verbose);
+    library_log::show_all(&cli.global);
     let Some(command) = cli.command else {
         output::print(Cli::command().render_help().to_string().trim_end())?;
         return Ok(ExitCode::SUCCESS);
@@ -126,43 +118,4 @@ fn start(cli: Cli) -> Result<ExitCode, Failure> {
     // What still runs on it is not worth waiting for.
     runtime.shutdown_background();
     ended
-}
-
-/// The library's log, on standard error and without secrets, when asked for twice.
-fn log(verbose: u8) {
-    if verbose < 2 {
-        return;
-    }
-    let level = if verbose == 2 {
-        tracing::Level::DEBUG
-    } else {
-        tracing::Level::TRACE
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(false)
-        .with_writer(|| Redacting(Vec::new()))
-        .init();
-}
-
-/// Collects one record and writes it without secrets.
-struct Redacting(Vec<u8>);
-
-impl io::Write for Redacting {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Drop for Redacting {
-    fn drop(&mut self) {
-        let text = redact::redact(&String::from_utf8_lossy(&self.0));
-        // With standard error closed there is nobody to tell.
-        let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes());
-    }
 }

@@ -166,7 +166,12 @@ impl Candidate {
             Level::Info,
             "ended",
             &[("token", token.into()), ("code", status.code().into())],
-            &format!("the command {status}"),
+            &match outcome.cause {
+                Some(_) => format!("the command {status}"),
+                None => format!(
+                    "the command {status}; giving the lead up, and trying again after a pause"
+                ),
+            },
         );
         match outcome.cause {
             Some(Cause::Stopping(StopReason::Shutdown)) => {

@@ -80,7 +80,7 @@ pub(crate) async fn open_as(
 ) -> Result<Provider, Failure> {
     let owner = candidate.owner()?;
     let url = url_to_write(global)?;
-    let provider = connect(&url, true, timing.request_timeout()).await?;
+    let provider = connect(&url, true, limit(global, timing)).await?;
     if candidate.require_fencing
         && let Fencing::None(why) = provider.capabilities().fencing
     {
@@ -108,7 +108,7 @@ pub(crate) async fn open_to_look(global: &Global) -> Result<Option<Provider>, Fa
         }
     };
     let timing = onlooker(global)?;
-    let provider = connect(&url, false, timing.request_timeout()).await?;
+    let provider = connect(&url, false, limit(global, timing)).await?;
     Ok(Some(provider.with_timing(timing)))
 }
 
@@ -116,7 +116,7 @@ pub(crate) async fn open_to_look(global: &Global) -> Result<Option<Provider>, Fa
 pub(crate) async fn open_to_tell(global: &Global) -> Result<Provider, Failure> {
     let timing = onlooker(global)?;
     let url = url_to_write(global)?;
-    let provider = connect(&url, true, timing.request_timeout()).await?;
+    let provider = connect(&url, true, limit(global, timing)).await?;
     Ok(provider.with_timing(timing))
 }
 
@@ -131,6 +131,16 @@ fn onlooker(global: &Global) -> Result<Timing, Failure> {
 }
 
 const MAX_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long connecting may take. It is more than one request, and nothing depends on it yet, so a short
+/// lease does not make it shorter.
+fn limit(global: &Global, timing: Timing) -> Duration {
+    global.request_timeout.unwrap_or_else(|| {
+        timing
+            .request_timeout()
+            .max(Timing::default().request_timeout())
+    })
+}
 
 /// Connects on the runtime of the driver, where every call to the store is made.
 async fn connect(url: &str, prepare: bool, limit: Duration) -> Result<Provider, Failure> {

@@ -222,8 +222,12 @@ impl Keeper {
                     (self.group, self.ended, Signal::from_named_raw(number))
                 {
                     self.told |= signal == Signal::TERM;
-                    self.stopped &= signal != Signal::CONT;
                     let _ = kill_process_group(group, signal);
+                    if signal == Signal::TERM && self.stopped {
+                        // A stopped process cannot act on it.
+                        let _ = kill_process_group(group, Signal::CONT);
+                    }
+                    self.stopped &= !matches!(signal, Signal::CONT | Signal::TERM);
                 }
             }
             Order::Stop { kill_at } => {

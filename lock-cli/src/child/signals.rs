@@ -39,7 +39,7 @@ pub(crate) fn name(number: i32) -> String {
 /// A signal that was ignored when the program started stays ignored, also in the command: that is
 /// what `nohup` and a shell's `&` ask for.
 pub(crate) fn listen() -> io::Result<broadcast::Sender<Signal>> {
-    let (sender, _) = broadcast::channel(64);
+    let (sender, _) = broadcast::channel(1024);
     let ignored = ignored();
     for forwarded in FORWARDED.into_iter().chain([Signal::CHILD]) {
         let number = forwarded.as_raw();

@@ -20,14 +20,14 @@ use tokio::sync::broadcast;
 use super::alarm::{Alarm, now};
 use super::reaper::{adopt_orphans, collect, reap};
 use super::terminal::Terminal;
-use super::tree::signal_descendants;
+use super::tree::{alone_in_group, signal_descendants};
 use super::wire::{Channel, Order, Report};
 use super::{KEEPER, Status, own_program};
 
 /// How long after the moment of the kill the wrapper kills by itself: the keeper may be stopped.
 const KEEPER_SLACK: Duration = Duration::from_millis(150);
 
-/// How long killed processes may take to be gone. Only the kernel can hold one longer.
+/// How long killed processes may take to be gone before it is worth a word.
 const DEATH: Duration = Duration::from_secs(5);
 
 /// A command and how it is to run.
@@ -74,7 +74,7 @@ pub(crate) enum Note {
     Told(Cause),
     /// It has ended but what it had started has not.
     Leftovers,
-    /// Processes could not be killed.
+    /// Processes have been killed but are not gone.
     Unkillable,
 }
 
@@ -98,7 +98,10 @@ pub(crate) async fn supervise(
     note: impl Fn(Note) + Send,
 ) -> io::Result<Outcome> {
     let terminal = Terminal::open();
-    let at_terminal = job.interactive && terminal.as_ref().is_some_and(Terminal::is_ours);
+    // A pipeline's other programs share this process's group, and one of them may need the terminal:
+    // then the command gets it when it asks, by being stopped for it.
+    let at_terminal =
+        job.interactive && terminal.as_ref().is_some_and(Terminal::is_ours) && alone_in_group();
     let alarm = Alarm::new()?;
     let channel = start(&job, at_terminal)?;
     let mut run = Run {
@@ -372,7 +375,7 @@ impl<N: Fn(Note)> Run<N> {
     /// The keeper is dead or does not act: this process is now the parent of all that is left, and
     /// ends it.
     async fn without_keeper(&mut self) -> io::Result<Outcome> {
-        let give_up = now().after(DEATH);
+        let mut overdue = now().after(DEATH);
         loop {
             signal_descendants(Signal::KILL);
             #[cfg(not(target_os = "linux"))]
@@ -382,9 +385,10 @@ impl<N: Fn(Note)> Run<N> {
             if reap().none_left {
                 break;
             }
-            if now() >= give_up {
+            // Only the kernel can hold a killed process. While one is left nothing is released.
+            if now() >= overdue {
+                overdue = Moment::NEVER;
                 (self.note)(Note::Unkillable);
-                break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

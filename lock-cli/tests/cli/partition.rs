@@ -84,7 +84,7 @@ fn cut_off_from_the_store_the_first_command_ends_before_the_second_begins() {
         let site = Site::new();
         let first = site.start(command(&site, "exec", &["--ttl", "2s"], "stubborn-stamps"));
         until("the first works", || stamps(&site).len() > 3);
-        let second = site.start(command(&site, "exec", &["--ttl", "2s"], "stamps"));
+        let second = site.start(command(&site, "exec", &["--ttl", "2s", "--wait"], "stamps"));
         // At any phase between two renewals.
         std::thread::sleep(Duration::from_millis(u64::from(round * 37 % 700)));
         let outage = Outage::begin(&site);
@@ -138,6 +138,40 @@ fn an_elected_command_is_stopped_and_started_again_after_an_outage() {
 }
 
 #[test]
+fn an_outage_while_a_lock_is_held_or_waited_for_is_told_once_and_so_is_its_end() {
+    let site = Site::new();
+    let options = [
+        "--ttl",
+        "20s",
+        "--request-timeout",
+        "500ms",
+        "--renew-every",
+        "500ms",
+    ];
+    let mut holder = site.start_logged(command(&site, "exec", &options, "stamps"), "holder");
+    until("it works", || stamps(&site).len() > 3);
+    let mut options = options.to_vec();
+    options.push("--wait");
+    let mut waiter = site.start_logged(command(&site, "exec", &options, "stamps"), "waiter");
+    let outage = Outage::begin(&site);
+    until("it is noticed", || !site.lines("holder").is_empty());
+    // For a few more failures.
+    std::thread::sleep(Duration::from_secs(2));
+    outage.end();
+    until("its end is noticed", || site.lines("holder").len() == 2);
+    let log = site.lines("holder");
+    assert!(
+        log[0].contains("no answer within") && log[1].contains("answers again"),
+        "{log:#?}"
+    );
+    waiter.signal(Signal::TERM);
+    waiter.status();
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.status().code(), Some(143));
+    assert_eq!(site.lines("holder").len(), 2, "{:#?}", site.lines("holder"));
+}
+
+#[test]
 fn a_stop_during_an_outage_does_not_hang() {
     let site = Site::new();
     let options = ["--ttl", "10s", "--request-timeout", "500ms"];
@@ -164,10 +198,11 @@ fn without_an_answer_nothing_starts() {
     let site = Site::new();
     assert_eq!(site.run(["exec", "job", "--", "true"]).code(), 0);
     let outage = Outage::begin(&site);
-    for (options, at_least, at_most) in [
-        (vec!["--no-wait"], 0, 1_500),
-        (vec![], 0, 1_500),
-        (vec!["--wait=2s"], 1_900, 3_500),
+    for (options, lines, at_least, at_most) in [
+        (vec!["--no-wait"], 1, 0, 1_500),
+        (vec![], 1, 0, 1_500),
+        // That it waits, and why it has given up.
+        (vec!["--wait=2s"], 2, 1_900, 3_500),
     ] {
         let began = Instant::now();
         let mut arguments = vec!["exec", "job", "--request-timeout", "500ms"];
@@ -177,7 +212,7 @@ fn without_an_answer_nothing_starts() {
         let said = site.run(&arguments);
         let took = began.elapsed();
         assert_eq!(said.code(), 69, "{}", said.err());
-        assert_eq!(said.err().lines().count(), 1, "{}", said.err());
+        assert_eq!(said.err().lines().count(), lines, "{}", said.err());
         assert!(took >= Duration::from_millis(at_least), "{took:?}");
         assert!(
             took <= Duration::from_millis(at_most),
@@ -259,7 +294,7 @@ fn a_store_that_may_not_be_written_is_a_matter_of_permission() {
 fn after_a_stop_of_everything_the_old_token_is_refused_and_the_old_command_ends() {
     for _ in 0..rounds(1, 50) {
         let site = Site::new();
-        let first = site.start(command(&site, "exec", &["--ttl", "1s"], "stubborn-stamps"));
+        let first = site.start(command(&site, "exec", &["--ttl", "2s"], "stubborn-stamps"));
         until("the first works", || stamps(&site).len() > 3);
         let mut frozen: Vec<i32> = site.processes().into_iter().map(|(pid, _)| pid).collect();
         // The wrapper last: it would report the stop of the command.
@@ -267,7 +302,7 @@ fn after_a_stop_of_everything_the_old_token_is_refused_and_the_old_command_ends(
         for pid in &frozen {
             kill(*pid, Signal::STOP);
         }
-        let second = site.start(command(&site, "exec", &["--ttl", "1s"], "stamps"));
+        let second = site.start(command(&site, "exec", &["--ttl", "2s"], "stamps"));
         until("the second works", || tokens(&site).len() == 2);
         for pid in &frozen {
             kill(*pid, Signal::CONT);

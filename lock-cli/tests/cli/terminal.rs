@@ -184,3 +184,38 @@ fn a_job_started_in_the_background_can_be_brought_to_the_front() {
     screen.press("exit\n");
     screen.program.status();
 }
+
+#[test]
+fn another_program_of_a_pipeline_can_use_the_terminal() {
+    let site = Site::new();
+    let mut screen = Screen::start(&site, &["bash", "--norc", "-i"]);
+    screen.shows("$ ");
+    let reader = "(read x </dev/tty; echo got-$x; cat)";
+    screen.press(&format!(
+        "{LOCKCTL} exec job -- sh -c 'echo out; exec sleep 1001' | {reader}\n"
+    ));
+    until("it runs", || !site.running("sleep 1001").is_empty());
+    screen.press("hello\n");
+    screen.shows("got-hello\r\nout");
+    // The key reaches the command through lockctl, once, and the whole pipeline ends.
+    screen.press("\x03");
+    until("it is gone", || site.running("sleep 1001").is_empty());
+    screen.press("echo the shell is $((20 + 22)); exit\n");
+    screen.shows("the shell is 42");
+    screen.program.status();
+}
+
+#[test]
+fn a_program_of_a_pipeline_gets_the_terminal_when_it_asks() {
+    let site = Site::new();
+    let mut screen = Screen::start(&site, &["bash", "--norc", "-i"]);
+    screen.shows("$ ");
+    screen.press(&format!(
+        "{LOCKCTL} exec job -- sh -c 'read x; echo got-$x' | cat\n"
+    ));
+    until("it runs", || !site.running("sh -c read x").is_empty());
+    screen.press("hello\n");
+    screen.shows("got-hello");
+    screen.press("exit\n");
+    screen.program.status();
+}

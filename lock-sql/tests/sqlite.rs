@@ -767,6 +767,7 @@ async fn take_turns(path: &Path) {
                 let deadline = Instant::now() + Duration::from_secs(5);
                 let theirs = |state: &LeaseState| match state {
                     LeaseState::Held(holder) => holder.token > lease.token(),
+                    LeaseState::Free { token, .. } => *token > lease.token(),
                     _ => false,
                 };
                 while !theirs(&store.observe(&name("turns")).await.unwrap().state)

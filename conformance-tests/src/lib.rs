@@ -1,3 +1,80 @@
-//! Stub.
+//! The conformance suite for lock stores: implement one harness, call one macro, prove your store.
+//!
+//! ```ignore
+//! #[derive(Debug)]
+//! struct MyHarness { /* a temporary namespace */ }
+//!
+//! #[async_trait]
+//! impl conformance_tests::Harness for MyHarness { /* … */ }
+//!
+//! conformance_tests::suite!(MyHarness);
+//! ```
+//!
+//! Each case becomes a named `#[test]`, in a module per kind of fault. The suite knows only
+//! `lock-core`; what it finds wrong with a store is told by the failing test: its name, one line of
+//! what it proves, and what was seen.
+//!
+//! Environment: `LOCK_TEST_TIER` (`ci`, `full`), `LOCK_TEST_SEED` (a number, printed by each failing
+//! case), `LOCK_TEST_TIMES` (a file to which each case appends its time).
 
+mod candidate;
+mod case;
+mod cases;
+mod catalogue;
+mod cx;
+mod harness;
+pub mod history;
 pub mod servers;
+mod table;
+
+pub use case::{Case, Tier, Verdict, judge};
+pub use catalogue::{Catalogue, Cell, FieldCase};
+pub use harness::{Answer, Harness, Stop};
+
+#[doc(hidden)]
+pub use case::run;
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __registry {
+    ($($section:ident { $([$($number:literal),*] $tier:ident $case:ident $proves:literal;)* })*) => {
+        /// Every case, in the order of the field cases.
+        pub static CASES: &[Case] = &[$($(
+            Case::new(
+                concat!(stringify!($section), "::", stringify!($case)),
+                &[$($number),*],
+                Tier::$tier,
+                $proves,
+                |cx| Box::pin(cases::$section::$case(cx)),
+            ),
+        )*)*];
+    };
+}
+
+__cases!(__registry);
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tests {
+    ($($section:ident { $([$($number:literal),*] $tier:ident $case:ident $proves:literal;)* })*) => {
+        $(mod $section { $(
+            #[test]
+            fn $case() {
+                super::__run(concat!(stringify!($section), "::", stringify!($case)));
+            }
+        )* })*
+    };
+}
+
+/// Makes a `#[test]` of each case for the store of this [`Harness`].
+///
+/// Call it at the root of a test file, or inside a module when one file tests several stores.
+#[macro_export]
+macro_rules! suite {
+    ($harness:ty) => {
+        fn __run(case: &str) {
+            $crate::run::<$harness>(case, module_path!());
+        }
+        $crate::__cases!(__tests);
+    };
+}

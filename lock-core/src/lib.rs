@@ -28,6 +28,7 @@ mod provider;
 mod telemetry;
 mod timing;
 mod token;
+pub mod wrap;
 
 pub use capabilities::{Capabilities, Fencing, TtlRange};
 pub use claim::{

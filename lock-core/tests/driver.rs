@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use lock_core::wrap::{Fault, Times};
 use lock_core::{
     ErrorKind, Event, LeaseState, LockProvider as _, LossReason, Operation, Outcome, Release,
     Status, StopReason,
@@ -76,9 +77,15 @@ async fn a_guard_is_renewed_and_a_dropped_one_is_released() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_acquire_after_any_poll_leaves_nothing() {
-    for polls in 0..40 {
+    let cases = (0..40).flat_map(|polls| [(polls, false), (polls, true)]);
+    for (polls, answer_is_late) in cases {
         let world = World::new();
-        world.delay_all(ms(20));
+        let late = if answer_is_late {
+            Fault::DelayAfter
+        } else {
+            Fault::DelayBefore
+        };
+        world.inject(Operation::TryAcquire, late(ms(20)), Times::Next(1));
         let provider = world.provider();
         {
             let mut acquire = pin!(provider.acquire("n"));

@@ -825,7 +825,7 @@ impl Machine {
         };
         match answer {
             Ok(outcome) => {
-                if let Some((lease, outcome)) = duty.answered(outcome) {
+                if let Some((lease, outcome)) = duty.answered(now, outcome) {
                     self.tell(Event::Released {
                         token: lease.token(),
                         outcome,

@@ -7,18 +7,16 @@
     reason = "a part of test programs"
 )]
 
-use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
-use async_trait::async_trait;
 use lock_core::clock::{Clock, Moment, RuntimeClock};
 use lock_core::memory::MemoryStore;
+use lock_core::wrap::{Fault, Faults, Faulty, Times};
 use lock_core::{
-    Attempt, Capabilities, Claim, Error, ErrorKind, Holder, Lease, LeaseState, LockName,
-    LockPersistence, Observation, Operation, Owner, Provider, Release, Renewal, Request, Result,
-    Timing, Token,
+    Error, ErrorKind, LeaseState, LockName, LockPersistence as _, Operation, Owner, Provider,
+    Timing,
 };
 
 pub const TTL: Duration = Duration::from_secs(3);
@@ -39,29 +37,12 @@ pub async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("it comes within a second")
 }
 
-/// What happens to a call.
-#[derive(Clone, Copy, Debug)]
-enum Fault {
-    Fail(ErrorKind),
-    LoseAnswer,
-    Hang,
-    Panic,
-}
-
-#[derive(Debug, Default)]
-struct Faults {
-    once: BTreeMap<&'static str, Vec<Fault>>,
-    always: BTreeMap<&'static str, Fault>,
-    delay: Duration,
-    calls: BTreeMap<&'static str, usize>,
-}
-
 /// One store, one clock, and what goes wrong.
 #[derive(Clone, Debug)]
 pub struct World {
     store: MemoryStore,
     clock: Arc<dyn Clock>,
-    faults: Arc<Mutex<Faults>>,
+    faults: Faults,
 }
 
 impl World {
@@ -71,13 +52,14 @@ impl World {
         Self {
             store,
             clock,
-            faults: Arc::default(),
+            faults: Faults::default(),
         }
     }
 
     /// A provider as another process would have it.
     pub fn provider(&self) -> Provider {
-        Provider::new(Arc::new(self.clone()))
+        let store = Faulty::with_faults(Arc::new(self.store.clone()), self.faults.clone());
+        Provider::new(Arc::new(store))
             .with_clock(Arc::clone(&self.clock))
             .with_timing(timing())
             .with_owner(Owner::new("same owner for all").unwrap())
@@ -106,163 +88,48 @@ impl World {
         }
     }
 
-    pub fn calls(&self, operation: Operation) -> usize {
-        let faults = self.faults.lock().unwrap();
-        faults.calls.get(operation.as_str()).copied().unwrap_or(0)
+    pub fn calls(&self, operation: Operation) -> u64 {
+        self.faults.calls(operation)
+    }
+
+    pub fn inject(&self, operation: Operation, fault: Fault, times: Times) {
+        self.faults.inject(operation, fault, times);
     }
 
     pub fn fail(&self, operation: Operation, kind: ErrorKind) {
-        self.always(operation, Fault::Fail(kind));
+        self.inject(
+            operation,
+            Fault::FailBefore(on_purpose(kind)),
+            Times::Always,
+        );
     }
 
     pub fn hang(&self, operation: Operation) {
-        self.always(operation, Fault::Hang);
+        self.inject(operation, Fault::HangBefore, Times::Always);
     }
 
     pub fn fail_once(&self, operation: Operation, kind: ErrorKind) {
-        self.once(operation, Fault::Fail(kind));
+        self.inject(
+            operation,
+            Fault::FailBefore(on_purpose(kind)),
+            Times::Next(1),
+        );
     }
 
     pub fn lose_answer_once(&self, operation: Operation) {
-        self.once(operation, Fault::LoseAnswer);
+        let fault = Fault::FailAfter(on_purpose(ErrorKind::Unavailable));
+        self.inject(operation, fault, Times::Next(1));
     }
 
     pub fn panic_once(&self, operation: Operation) {
-        self.once(operation, Fault::Panic);
-    }
-
-    pub fn delay_all(&self, delay: Duration) {
-        self.faults.lock().unwrap().delay = delay;
+        self.inject(operation, Fault::Panic, Times::Next(1));
     }
 
     pub fn heal(&self) {
-        let mut faults = self.faults.lock().unwrap();
-        faults.once.clear();
-        faults.always.clear();
-        faults.delay = Duration::ZERO;
-    }
-
-    fn always(&self, operation: Operation, fault: Fault) {
-        let mut faults = self.faults.lock().unwrap();
-        faults.always.insert(operation.as_str(), fault);
-    }
-
-    fn once(&self, operation: Operation, fault: Fault) {
-        let mut faults = self.faults.lock().unwrap();
-        faults
-            .once
-            .entry(operation.as_str())
-            .or_default()
-            .push(fault);
-    }
-
-    async fn through<T>(
-        &self,
-        operation: Operation,
-        call: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let (fault, delay) = {
-            let mut faults = self.faults.lock().unwrap();
-            *faults.calls.entry(operation.as_str()).or_default() += 1;
-            let always = faults.always.get(operation.as_str()).copied();
-            let once = faults
-                .once
-                .get_mut(operation.as_str())
-                .and_then(|once| (!once.is_empty()).then(|| once.remove(0)));
-            (once.or(always), faults.delay)
-        };
-        if !delay.is_zero() {
-            tokio::time::sleep(delay).await;
-        }
-        match fault {
-            Some(Fault::Fail(kind)) => {
-                Err(Error::new(kind, "on purpose").with_operation(operation))
-            }
-            Some(Fault::Hang) => std::future::pending().await,
-            Some(Fault::Panic) => panic!("on purpose"),
-            Some(Fault::LoseAnswer) => {
-                call.await?;
-                Err(Error::new(ErrorKind::Unavailable, "the answer was lost")
-                    .with_operation(operation)
-                    .with_indeterminate(true))
-            }
-            None => {
-                let answer = call.await;
-                if !delay.is_zero() {
-                    tokio::time::sleep(delay).await;
-                }
-                answer
-            }
-        }
+        self.faults.heal();
     }
 }
 
-#[async_trait]
-impl LockPersistence for World {
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    async fn prepare(&self) -> Result<()> {
-        self.store.prepare().await
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt> {
-        self.through(Operation::TryAcquire, self.store.try_acquire(claim))
-            .await
-    }
-
-    async fn renew(&self, leases: &[Lease]) -> Vec<Result<Renewal>> {
-        let call = async { Ok(self.store.renew(leases).await) };
-        match self.through(Operation::Renew, call).await {
-            Ok(answers) => answers,
-            Err(error) => vec![Err(error); leases.len()],
-        }
-    }
-
-    async fn release(&self, lease: &Lease) -> Result<Release> {
-        self.through(Operation::Release, self.store.release(lease))
-            .await
-    }
-
-    async fn withdraw(&self, claim: &Claim) -> Result<()> {
-        self.through(Operation::Withdraw, self.store.withdraw(claim))
-            .await
-    }
-
-    async fn wait(&self, claim: &Claim, seen: &Holder) -> Result<()> {
-        self.store.wait(claim, seen).await
-    }
-
-    async fn observe(&self, name: &LockName) -> Result<Observation> {
-        self.store.observe(name).await
-    }
-
-    async fn watch(&self, seen: &Observation) -> Result<()> {
-        self.store.watch(seen).await
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<Observation>> {
-        self.store.list(prefix).await
-    }
-
-    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Option<Token>> {
-        self.store.revoke(name, reason).await
-    }
-
-    async fn request(&self, name: &LockName, request: &Request) -> Result<bool> {
-        self.store.request(name, request).await
-    }
-
-    async fn server_time(&self) -> Result<SystemTime> {
-        self.store.server_time().await
-    }
-
-    async fn sweep(&self, unused_for: Duration) -> Result<u64> {
-        self.store.sweep(unused_for).await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.store.close().await
-    }
+fn on_purpose(kind: ErrorKind) -> Error {
+    Error::new(kind, "on purpose")
 }

@@ -17,6 +17,7 @@ mod catalogue;
 mod cx;
 mod harness;
 pub mod history;
+pub mod servers;
 mod table;
 mod victim;
 

@@ -274,12 +274,17 @@ impl Elector {
             return Ok(None);
         }
         let machine = shared.provider.machine(&shared.name, scope)?;
-        let candidacy = shared
-            .provider
-            .driver()
-            .start(machine, Some(Arc::clone(&shared.board)))?;
+        // Before the driver can have news.
+        let run = shared.board.begin_run();
+        let seat = (Arc::clone(&shared.board), run);
+        let candidacy = match shared.provider.driver().start(machine, Some(seat)) {
+            Ok(candidacy) => candidacy,
+            Err(error) => {
+                shared.board.end_run();
+                return Err(error);
+            }
+        };
         *running = Some(candidacy.remote());
-        shared.board.status.send_replace(Status::Standby(None));
         Ok(Some(Running { candidacy, shared }))
     }
 }
@@ -337,12 +342,13 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        // Before another run may begin.
+        self.shared.board.end_run();
         *self
             .shared
             .running
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = None;
-        self.shared.board.status.send_replace(Status::Idle);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A term in the hands of an application.
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,9 +149,27 @@ impl LockGuard {
             return Ok(answer);
         }
         releasing.candidacy.end_term(Duration::ZERO);
+        // What came of earlier tries in the background; this one asks anew.
+        while let Some(notice) = releasing.candidacy.try_next() {
+            if let Notice::Released(answer) = notice {
+                releasing.answer = Some(answer);
+                return Ok(answer);
+            }
+        }
         releasing.candidacy.hurry();
+        let term = &self.leadership.term;
+        let mut without_driver = pin!(releasing.candidacy.release_without_driver(term));
         loop {
-            match releasing.candidacy.next().await {
+            let notice = tokio::select! {
+                biased;
+                notice = releasing.candidacy.next() => notice,
+                answer = &mut without_driver => {
+                    let answer = answer.map_err(|e| e.with_name(term.lease().name().clone()))?;
+                    releasing.answer = Some(answer);
+                    return Ok(answer);
+                }
+            };
+            match notice {
                 Some(Notice::Released(answer)) => {
                     releasing.answer = Some(answer);
                     return Ok(answer);

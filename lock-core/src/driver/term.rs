@@ -104,8 +104,8 @@ impl Term {
             .is_ok()
     }
 
-    /// Moves the deadline forward; false when the term is over.
-    pub(crate) fn extend(&self, to: Moment) -> bool {
+    /// Moves the deadline, as a rule forward; false when the term is over.
+    pub(crate) fn move_to(&self, to: Moment) -> bool {
         loop {
             let deadline = self.deadline.load(Ordering::Acquire);
             if self.clock.now().as_nanos() >= deadline {
@@ -113,7 +113,7 @@ impl Term {
                 if deadline == OVER || self.swap(deadline, OVER) {
                     return false;
                 }
-            } else if to.as_nanos() <= deadline || self.swap(deadline, to.as_nanos()) {
+            } else if to.as_nanos() == deadline || self.swap(deadline, to.as_nanos()) {
                 return true;
             }
         }
@@ -152,14 +152,25 @@ impl Term {
 
     /// Ends the term from the foreground's side: it acts no more.
     pub(crate) fn end(&self) {
-        self.deadline.store(OVER, Ordering::Release);
-        self.advance(Phase::Ended);
+        self.finish(Phase::Ended);
     }
 
     /// The term is lost.
     pub(crate) fn lose(&self, reason: LossReason) {
-        self.deadline.store(OVER, Ordering::Release);
-        self.advance(Phase::Lost(reason));
+        self.finish(Phase::Lost(reason));
+    }
+
+    /// Deadline and phase in one step for whoever waits: one who has found the deadline gone and then
+    /// looks at the phase sees this one.
+    fn finish(&self, to: Phase) {
+        self.phase.send_if_modified(|phase| {
+            self.deadline.store(OVER, Ordering::Release);
+            let forward = to.rank() > phase.rank();
+            if forward {
+                *phase = to;
+            }
+            forward
+        });
     }
 
     pub(crate) fn advance(&self, to: Phase) {
@@ -205,7 +216,8 @@ impl Term {
             }
             let at = due(self.deadline());
             if self.clock.now() >= at {
-                return phase;
+                // Looked at again: it may have been ended since, which is why the deadline is gone.
+                return phases.borrow().clone();
             }
             tokio::select! {
                 biased;
@@ -279,12 +291,12 @@ mod tests {
         let clock = Arc::new(Hand::default());
         let term = term(&clock, 100);
         clock.0.store(99, Ordering::SeqCst);
-        assert!(term.check() && term.extend(Moment::from_nanos(200)) && term.check());
+        assert!(term.check() && term.move_to(Moment::from_nanos(200)) && term.check());
         clock.0.store(200, Ordering::SeqCst);
         assert!(!term.check(), "at the deadline it is over");
         // As if the renewal had read the clock before the deadline.
         clock.0.store(199, Ordering::SeqCst);
-        assert!(!term.extend(Moment::from_nanos(300)));
+        assert!(!term.move_to(Moment::from_nanos(300)));
         assert!(!term.check());
     }
 

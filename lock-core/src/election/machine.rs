@@ -664,7 +664,8 @@ impl Machine {
                 term.last_error = None;
                 let token = term.lease.token();
                 if let State::Holding(term) = &mut self.state {
-                    let deadline = timing.deadline(sent, ttl).max(term.deadline);
+                    // Also when it is sooner: the countdown that was restarted is the one that counts.
+                    let deadline = timing.deadline(sent, ttl);
                     term.deadline = deadline;
                     self.tell(Event::Renewed { token, deadline });
                     if failures > 0 {

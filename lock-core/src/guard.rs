@@ -60,7 +60,7 @@ impl Leadership {
     }
 
     /// The local instant after which [`check`](Self::check) is false, unless a renewal moves it;
-    /// [`Moment::START`] when the term is over.
+    /// [`Moment::START`] once the term has been seen to be over.
     #[must_use]
     pub fn deadline(&self) -> Moment {
         self.term.deadline()
@@ -100,7 +100,8 @@ impl Leadership {
 /// A held lock, renewed in the background. Dropping it stops the renewals and releases it in the
 /// background; [`release`](Self::release) also tells what came of that.
 ///
-/// It may be moved between threads and tasks. Dereferences to its [`Leadership`].
+/// It may be moved between threads and tasks. A binding named `_` drops it at once. Dereferences to its [`Leadership`].
+#[must_use = "dropping the guard releases the lock"]
 #[derive(Debug)]
 pub struct LockGuard {
     leadership: Leadership,
@@ -133,7 +134,8 @@ impl LockGuard {
     /// Ends the term at once, stops the renewals and frees the name.
     ///
     /// [`Release::NotHeld`] means that the lease had been lost before. After an error the driver goes
-    /// on trying; calling it again tries at once.
+    /// on trying; calling it again tries at once. Where nobody runs the driver's runtime any more, the
+    /// release is made from a thread of this crate's own.
     ///
     /// # Errors
     /// Why the store could not be told. The lease then expires by itself.

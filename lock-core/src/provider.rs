@@ -40,7 +40,8 @@ pub trait LockProvider: fmt::Debug + Send + Sync {
     /// Waits until the name is ours, over outages of the store.
     ///
     /// # Errors
-    /// Settings that can never work. Everything else is retried.
+    /// Settings that can never work, also with what the store grants (a much shorter ttl), or a driver
+    /// whose runtime has ended. Everything else is retried.
     ///
     /// # Cancel safety
     /// As [`try_acquire`](Self::try_acquire); the place in a queue is given up.
@@ -50,7 +51,8 @@ pub trait LockProvider: fmt::Debug + Send + Sync {
     /// once.
     ///
     /// # Errors
-    /// Settings that can never work, or why the store could not decide at the end of the limit.
+    /// As [`acquire`](Self::acquire); or why the store could not decide at the end of the limit, which
+    /// is a [`Timeout`](ErrorKind::Timeout) when it had not answered at all.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).

@@ -371,7 +371,7 @@ async fn a_grant_is_held_for_no_longer_than_was_asked_or_granted() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("granted"), "{error}");
         store.granted_ttl.lock().unwrap().take();
-        soon(provider.acquire("n")).await.unwrap();
+        assert!(soon(provider.acquire("n")).await.unwrap().check());
     }
     let (store, provider, clock) = bent();
     *store.granted_ttl.lock().unwrap() = Some(Duration::MAX);

@@ -1,1 +1,29 @@
-//! Stub.
+//! One leader at a time, over the store you already run.
+//!
+//! This is the crate for applications: everything of `lock-core`, one Cargo feature for each family of
+//! stores, and [`connect`], which picks the store by the scheme of a URL.
+//!
+//! ```
+//! use lockkit::{LockProvider, connect};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit::Result<()> {
+//! let provider = connect("memory:").await?; // or sqlite:/var/lib/app/locks.db
+//! if let Some(guard) = provider.try_acquire("invoice-42").await? {
+//!     println!("token {}", guard.token());
+//!     guard.release().await?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | feature | scheme | store |
+//! |---|---|---|
+//! | (always) | `memory:` | this process: the single-node mode |
+//! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
+
+mod connect;
+
+pub use connect::{ConnectOptions, connect};
+pub use lock_core::*;
+#[cfg(feature = "sqlite")]
+pub use lock_sql as sql;

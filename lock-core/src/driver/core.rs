@@ -447,7 +447,7 @@ impl Slot {
             }
             Event::Renewed { deadline, .. } => {
                 if let Some(term) = &self.term
-                    && !term.move_to(*deadline)
+                    && !term.extend(*deadline)
                     && term.phase() != Phase::Ended
                 {
                     self.machine.handle(now, Input::Lapsed);

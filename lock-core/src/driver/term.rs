@@ -104,8 +104,8 @@ impl Term {
             .is_ok()
     }
 
-    /// Moves the deadline, as a rule forward; false when the term is over.
-    pub(crate) fn move_to(&self, to: Moment) -> bool {
+    /// Moves the deadline, which is back when a renewal was granted less; false when the term is over.
+    pub(crate) fn extend(&self, to: Moment) -> bool {
         loop {
             let deadline = self.deadline.load(Ordering::Acquire);
             if self.clock.now().as_nanos() >= deadline {
@@ -113,7 +113,7 @@ impl Term {
                 if deadline == OVER || self.swap(deadline, OVER) {
                     return false;
                 }
-            } else if to.as_nanos() == deadline || self.swap(deadline, to.as_nanos()) {
+            } else if self.swap(deadline, to.as_nanos()) {
                 return true;
             }
         }
@@ -291,12 +291,21 @@ mod tests {
         let clock = Arc::new(Hand::default());
         let term = term(&clock, 100);
         clock.0.store(99, Ordering::SeqCst);
-        assert!(term.check() && term.move_to(Moment::from_nanos(200)) && term.check());
+        assert!(term.check() && term.extend(Moment::from_nanos(200)) && term.check());
         clock.0.store(200, Ordering::SeqCst);
         assert!(!term.check(), "at the deadline it is over");
         // As if the renewal had read the clock before the deadline.
         clock.0.store(199, Ordering::SeqCst);
-        assert!(!term.move_to(Moment::from_nanos(300)));
+        assert!(!term.extend(Moment::from_nanos(300)));
+        assert!(!term.check());
+    }
+
+    #[test]
+    fn a_renewal_that_granted_less_moves_the_deadline_back() {
+        let clock = Arc::new(Hand::default());
+        let term = term(&clock, 100);
+        assert!(term.extend(Moment::from_nanos(50)));
+        clock.0.store(50, Ordering::SeqCst);
         assert!(!term.check());
     }
 

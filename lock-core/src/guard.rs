@@ -148,6 +148,13 @@ impl LockGuard {
             return Ok(answer);
         }
         releasing.candidacy.end_term(Duration::ZERO);
+        // Failures since the last call are no answer to this one.
+        while let Some(notice) = releasing.candidacy.next_now() {
+            if let Notice::Released(answer) = notice {
+                releasing.answer = Some(answer);
+                return Ok(answer);
+            }
+        }
         releasing.candidacy.hurry();
         loop {
             match releasing.candidacy.next().await {

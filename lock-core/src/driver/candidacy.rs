@@ -62,6 +62,11 @@ impl Candidacy {
         self.notices.recv().await
     }
 
+    /// The news that is there already.
+    pub(crate) fn next_now(&mut self) -> Option<Notice> {
+        self.notices.try_recv().ok()
+    }
+
     /// Takes an offer; false when it came too late.
     pub(crate) fn take(&mut self, term: &Arc<Term>) -> bool {
         let taken = term.take();

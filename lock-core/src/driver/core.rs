@@ -388,7 +388,9 @@ impl Core {
                 Err(error) => vec![Err(error); keys.len()],
             };
             let named = results.into_iter().zip(leases).map(|(result, lease)| {
-                result.map_err(|error| error.with_name(lease.name().clone()))
+                result.map_err(|error| {
+                    told_of(error, backend, Operation::Renew).with_name(lease.name().clone())
+                })
             });
             keys.into_iter()
                 .zip(named)
@@ -525,7 +527,7 @@ async fn bounded<T>(
     call: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     match tokio::time::timeout(timeout, AssertUnwindSafe(call).catch_unwind()).await {
-        Ok(Ok(result)) => result,
+        Ok(Ok(result)) => result.map_err(|error| told_of(error, backend, operation)),
         Ok(Err(_)) => Err(panicked(backend, operation)),
         Err(_) => Err(
             Error::new(ErrorKind::Timeout, format!("no answer within {timeout:?}"))
@@ -533,6 +535,17 @@ async fn bounded<T>(
                 .with_operation(operation),
         ),
     }
+}
+
+/// Says where the error came up, if the store has not: the foreground decides by the operation.
+fn told_of(mut error: Error, backend: &'static str, operation: Operation) -> Error {
+    if error.operation().is_none() {
+        error = error.with_operation(operation);
+    }
+    if error.backend().is_none() {
+        error = error.with_backend(backend);
+    }
+    error
 }
 
 fn panicked(backend: &'static str, operation: Operation) -> Error {

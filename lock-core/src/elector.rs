@@ -176,11 +176,15 @@ impl Elector {
         F: FnOnce(Leadership) -> Fut,
         Fut: Future<Output = T>,
     {
-        let Some(mut running) = self.begin(Scope::OneTerm)? else {
-            return Ok(Outcome::NeverLed);
-        };
-        let Some(term) = running.next_term().await? else {
-            return Ok(Outcome::NeverLed);
+        let (mut running, term) = loop {
+            let Some(mut running) = self.begin(Scope::OneTerm)? else {
+                return Ok(Outcome::NeverLed);
+            };
+            if let Some(term) = running.next_term().await? {
+                break (running, term);
+            }
+            // Shut down, or the grant was taken back because this future was polled too late; then it
+            // starts over.
         };
         let ended = work_under(&term, work(Leadership::new(Arc::clone(&term)))).await;
         // Asked before the term is ended from here.

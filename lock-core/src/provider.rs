@@ -302,7 +302,7 @@ impl Provider {
                 };
                 match notice {
                     Some(Notice::Offer(term)) => {
-                        if candidacy.take(&term) {
+                        if candidacy.take(&term) && term.check() {
                             return Ok(Some(LockGuard::new(term, candidacy)));
                         }
                         // It was polled too late; start over.

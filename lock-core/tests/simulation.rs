@@ -1,6 +1,7 @@
 //! Many machines, one name, one store, and everything that can go wrong, from one seed per run.
 //!
-//! `LOCK_TEST_SEED=n` runs one seed and prints its trace; `LOCK_TEST_TIER=full` runs more of them.
+//! `LOCK_TEST_SEED=n` runs one seed and prints its trace; `LOCK_TEST_TIER=full` runs more of them, and
+//! `LOCK_TEST_SEEDS=n` so many.
 
 mod sim;
 
@@ -36,9 +37,10 @@ fn every_seed_is_safe_and_live() {
         }
         return;
     }
-    let seeds = match std::env::var("LOCK_TEST_TIER").as_deref() {
-        Ok("full") => FULL,
-        _ => CI,
+    let seeds = match std::env::var("LOCK_TEST_SEEDS") {
+        Ok(count) => count.parse().expect("LOCK_TEST_SEEDS is a number"),
+        Err(_) if std::env::var("LOCK_TEST_TIER").is_ok_and(|tier| tier == "full") => FULL,
+        Err(_) => CI,
     };
     let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -312,3 +312,36 @@ fn as_process_one_it_leaves_no_zombies_and_ends_on_sigterm() {
     let said = unshare.wait_with_output();
     assert_eq!(said.code(), 143, "{}", said.err());
 }
+
+#[test]
+fn a_program_file_that_was_replaced_or_removed_does_not_matter() {
+    let site = Site::new();
+    let copy = site.path("lockctl");
+    std::fs::copy(env!("CARGO_BIN_EXE_lockctl"), &copy).expect("room for it");
+    let mut command = std::process::Command::new(&copy);
+    command
+        .args(["run", "job", "--ttl", "2s", "--", "sh", "-c", "sleep 0.2"])
+        .env("LOCKCTL_STORE", site.url())
+        .env(MARK, site.mark())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(site.path("log")).expect("writable"));
+    let mut runner = Running::start(&mut command);
+    let terms = || {
+        let log = site.lines("log");
+        log.iter()
+            .filter(|line| line.contains("exited with code 0"))
+            .count()
+    };
+    until("it has run once", || terms() >= 1);
+    std::fs::remove_file(&copy).expect("ours");
+    std::fs::write(&copy, "another version").expect("ours");
+    let before = terms();
+    until("it runs again", || terms() >= before + 2);
+    runner.signal(Signal::TERM);
+    runner.status();
+    let log = site.lines("log");
+    assert!(
+        !log.iter().any(|line| line.contains("cannot run")),
+        "{log:#?}"
+    );
+}

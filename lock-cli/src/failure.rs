@@ -12,7 +12,6 @@ use crate::exit::{self, Exit};
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
-    /// Empty when there is nothing to add to the code.
     message: String,
 }
 
@@ -40,8 +39,13 @@ impl Failure {
         self.code == exit as u8
     }
 
+    /// The exit code as a number.
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
     /// The exit code.
-    pub(crate) fn code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 }

@@ -53,13 +53,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
+    let format = cli.global.format;
     match start(cli) {
         Ok(code) => code,
         Err(failure) => {
-            if !failure.message().is_empty() {
-                complain(failure.message());
-            }
-            failure.code()
+            output::fail(format, &failure);
+            failure.exit_code()
         }
     }
 }

@@ -10,11 +10,25 @@ use lockkit::clock::{Clock as _, SystemClock};
 use serde_json::{Map, Value};
 
 use crate::args::{Format, Global};
+use crate::failure::Failure;
 use crate::redact::redact;
 
 /// Writes one line to standard error.
 pub(crate) fn complain(message: &str) {
     let line = format!("lockctl: {}\n", one_line(&redact(message)));
+    // With standard error closed there is nobody to tell.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// Says why `lockctl` ends, as a line or as a JSON event.
+pub(crate) fn fail(format: Format, failure: &Failure) {
+    if format == Format::Text {
+        return complain(failure.message());
+    }
+    let mut object = stamped("error");
+    object.insert("code".into(), failure.code().into());
+    object.insert("why".into(), one_line(failure.message()).into());
+    let line = format!("{}\n", redact(&Value::Object(object).to_string()));
     // With standard error closed there is nobody to tell.
     let _ = io::stderr().write_all(line.as_bytes());
 }

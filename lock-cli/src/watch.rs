@@ -7,6 +7,7 @@ use std::time::Duration;
 use lockkit::clock::{Clock as _, Moment, SystemClock};
 use lockkit::{LeaseState, LockName, LockProvider as _, Observation, Provider};
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{self, Format, Global};
 use crate::exit::Exit;
@@ -38,8 +39,20 @@ pub(crate) async fn main(global: &Global, args: args::Name) -> Result<ExitCode, 
         since: SystemClock.now(),
     };
     let mut outage = false;
+    let mut interrupts = signal(SignalKind::interrupt())?;
     loop {
-        let seen = match next(&provider, &name, &mut view).await {
+        let seen = tokio::select! {
+            biased;
+            _ = interrupts.recv() => {
+                if view.live {
+                    // The shell's prompt begins a line of its own.
+                    print("")?;
+                }
+                return Ok(ExitCode::from(130));
+            }
+            seen = next(&provider, &name, &mut view) => seen,
+        };
+        let seen = match seen {
             Ok(seen) => seen,
             Err(error) if error.is_retryable() => {
                 if !std::mem::replace(&mut outage, true) {
@@ -153,15 +166,25 @@ impl View {
             other => other.clone(),
         };
         let line = format!(
-            "\r\x1b[K{}  {}, for {} so far",
+            "{}  {}, seen so for {}",
             seen.name,
             state::describe(&state),
             span::show(SystemClock.now().since(self.since))
         );
+        let line: String = redact(&line).chars().take(width()).collect();
         let mut out = io::stdout().lock();
-        out.write_all(redact(&line).as_bytes())?;
+        write!(out, "\r\x1b[K{line}")?;
         out.flush()
     }
+}
+
+/// The columns of the terminal that a line may fill without being wrapped.
+fn width() -> usize {
+    rustix::termios::tcgetwinsize(io::stdout())
+        .ok()
+        .and_then(|size| usize::from(size.ws_col).checked_sub(1))
+        .filter(|width| *width > 0)
+        .unwrap_or(79)
 }
 
 /// What a state has in common with the same state some renewals later.

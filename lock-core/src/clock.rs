@@ -7,6 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
+use crate::driver::rescue;
+
 /// A point on a [`Clock`], in nanoseconds since some start that is the same for one clock.
 ///
 /// Points of two clocks, of two machines or of two boots do not compare.
@@ -153,7 +157,18 @@ pub async fn sleep_until(clock: &Arc<dyn Clock>, moment: Moment) {
         if left.is_zero() {
             return;
         }
-        tokio::time::sleep(left.min(LONGEST_SLEEP)).await;
+        sleep(left.min(LONGEST_SLEEP)).await;
+    }
+}
+
+/// Sleeps, also where no tokio runtime is: then on the thread of the clean-up.
+pub(crate) async fn sleep(span: Duration) {
+    if Handle::try_current().is_ok() {
+        tokio::time::sleep(span).await;
+    } else {
+        let there = async move { tokio::time::sleep(span).await };
+        // It is never aborted and cannot panic; were it so, the caller would look at the time again.
+        let _ = rescue::runtime().spawn(there).await;
     }
 }
 

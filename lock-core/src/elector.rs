@@ -51,7 +51,7 @@ pub struct Health {
 }
 
 /// What came of [`Elector::run_once`].
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome<T> {
     /// The work ended inside its term, by itself or after it was told to stop.
@@ -117,7 +117,8 @@ impl Elector {
     /// A panic of the work releases the lease and goes on up.
     ///
     /// # Errors
-    /// Settings that can never work, or a candidate that already runs. Everything else is retried.
+    /// Settings that can never work, also with what the store grants (a much shorter ttl), a candidate
+    /// that already runs, or a driver whose runtime has ended. Everything else is retried.
     ///
     /// # Cancel safety
     /// Dropping it drops the work, then releases in the background.
@@ -165,7 +166,8 @@ impl Elector {
     /// The work is told, dropped and joined as in [`run`](Self::run).
     ///
     /// # Errors
-    /// Settings that can never work, or a candidate that already runs. Everything else is retried.
+    /// Settings that can never work, also with what the store grants (a much shorter ttl), a candidate
+    /// that already runs, or a driver whose runtime has ended. Everything else is retried.
     ///
     /// # Cancel safety
     /// Dropping it drops the work, then releases in the background.
@@ -231,6 +233,8 @@ impl Elector {
     }
 
     /// Every event from now on, in order. A reader that lags far behind is told how many it missed.
+    ///
+    /// The clean-up of a run that was dropped is told here too, also when the next one has begun.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.shared.board.events.subscribe()
@@ -278,12 +282,17 @@ impl Elector {
             return Ok(None);
         }
         let machine = shared.provider.machine(&shared.name, scope)?;
-        let candidacy = shared
-            .provider
-            .driver()
-            .start(machine, Some(Arc::clone(&shared.board)))?;
+        // Before the driver can have news.
+        let run = shared.board.begin_run();
+        let seat = (Arc::clone(&shared.board), run);
+        let candidacy = match shared.provider.driver().start(machine, Some(seat)) {
+            Ok(candidacy) => candidacy,
+            Err(error) => {
+                shared.board.end_run();
+                return Err(error);
+            }
+        };
         *running = Some(candidacy.remote());
-        shared.board.status.send_replace(Status::Standby(None));
         Ok(Some(Running { candidacy, shared }))
     }
 }
@@ -341,12 +350,13 @@ impl Running<'_> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        // Before another run may begin.
+        self.shared.board.end_run();
         *self
             .shared
             .running
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = None;
-        self.shared.board.status.send_replace(Status::Idle);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A term in the hands of an application.
 
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ impl Leadership {
     }
 
     /// The local instant after which [`check`](Self::check) is false, unless a renewal moves it;
-    /// [`Moment::START`] when the term is over.
+    /// [`Moment::START`] once the term has been seen to be over.
     #[must_use]
     pub fn deadline(&self) -> Moment {
         self.term.deadline()
@@ -99,7 +100,8 @@ impl Leadership {
 /// A held lock, renewed in the background. Dropping it stops the renewals and releases it in the
 /// background; [`release`](Self::release) also tells what came of that.
 ///
-/// It may be moved between threads and tasks. Dereferences to its [`Leadership`].
+/// It may be moved between threads and tasks. A binding named `_` drops it at once. Dereferences to its [`Leadership`].
+#[must_use = "dropping the guard releases the lock"]
 #[derive(Debug)]
 pub struct LockGuard {
     leadership: Leadership,
@@ -132,7 +134,8 @@ impl LockGuard {
     /// Ends the term at once, stops the renewals and frees the name.
     ///
     /// [`Release::NotHeld`] means that the lease had been lost before. After an error the driver goes
-    /// on trying; calling it again tries at once.
+    /// on trying; calling it again tries at once. Where nobody runs the driver's runtime any more, the
+    /// release is made from a thread of this crate's own.
     ///
     /// # Errors
     /// Why the store could not be told. The lease then expires by itself.
@@ -148,16 +151,27 @@ impl LockGuard {
             return Ok(answer);
         }
         releasing.candidacy.end_term(Duration::ZERO);
-        // Failures since the last call are no answer to this one.
-        while let Some(notice) = releasing.candidacy.next_now() {
+        // What came of earlier tries in the background; this one asks anew.
+        while let Some(notice) = releasing.candidacy.try_next() {
             if let Notice::Released(answer) = notice {
                 releasing.answer = Some(answer);
                 return Ok(answer);
             }
         }
         releasing.candidacy.hurry();
+        let term = &self.leadership.term;
+        let mut without_driver = pin!(releasing.candidacy.release_without_driver(term));
         loop {
-            match releasing.candidacy.next().await {
+            let notice = tokio::select! {
+                biased;
+                notice = releasing.candidacy.next() => notice,
+                answer = &mut without_driver => {
+                    let answer = answer.map_err(|e| e.with_name(term.lease().name().clone()))?;
+                    releasing.answer = Some(answer);
+                    return Ok(answer);
+                }
+            };
+            match notice {
                 Some(Notice::Released(answer)) => {
                     releasing.answer = Some(answer);
                     return Ok(answer);

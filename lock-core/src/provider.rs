@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 
 use crate::claim::{LeaseState, Observation, Request};
 use crate::clock::{Clock, Moment, SystemClock, sleep_until};
-use crate::driver::{Driver, Notice};
+use crate::driver::{Driver, Notice, runtime_here};
 use crate::election::{Machine, MachineConfig, Scope};
 use crate::elector::Elector;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -40,7 +40,8 @@ pub trait LockProvider: fmt::Debug + Send + Sync {
     /// Waits until the name is ours, over outages of the store.
     ///
     /// # Errors
-    /// Settings that can never work. Everything else is retried.
+    /// Settings that can never work, also with what the store grants (a much shorter ttl), or a driver
+    /// whose runtime has ended. Everything else is retried.
     ///
     /// # Cancel safety
     /// As [`try_acquire`](Self::try_acquire); the place in a queue is given up.
@@ -50,7 +51,8 @@ pub trait LockProvider: fmt::Debug + Send + Sync {
     /// once.
     ///
     /// # Errors
-    /// Settings that can never work, or why the store could not decide at the end of the limit.
+    /// As [`acquire`](Self::acquire); or why the store could not decide at the end of the limit, which
+    /// is a [`Timeout`](ErrorKind::Timeout) when it had not answered at all.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -276,6 +278,8 @@ impl Provider {
         until: Option<Moment>,
     ) -> Result<Option<LockGuard>> {
         let name = LockName::new(name)?;
+        // Whether the store has said that somebody else holds it.
+        let mut denied = false;
         loop {
             // Made before the first await: dropping this future at any point drops it.
             let mut candidacy = self.driver.start(self.machine(&name, scope)?, None)?;
@@ -290,7 +294,11 @@ impl Provider {
                 let notice = tokio::select! {
                     biased;
                     notice = candidacy.next() => notice,
-                    () = limit => return last_error.map_or(Ok(None), Err),
+                    () = limit => return match last_error {
+                        Some(error) => Err(error),
+                        None if denied => Ok(None),
+                        None => Err(self.unanswered(&name)),
+                    },
                 };
                 match notice {
                     Some(Notice::Offer(term)) => {
@@ -301,7 +309,14 @@ impl Provider {
                         break;
                     }
                     Some(Notice::Denied) if scope == Scope::OneAttempt => return Ok(None),
-                    Some(Notice::Denied | Notice::Recovered) => last_error = None,
+                    Some(Notice::Denied) => {
+                        denied = true;
+                        last_error = None;
+                    }
+                    Some(Notice::Recovered) => last_error = None,
+                    Some(Notice::Failed(error)) if scope == Scope::OneAttempt => return Err(error),
+                    // That it cannot listen says nothing about who holds the name.
+                    Some(Notice::Failed(error)) if error.operation() == Some(Operation::Wait) => {}
                     Some(Notice::Failed(error)) => last_error = Some(error),
                     Some(Notice::Ended(Some(error))) => return Err(error),
                     Some(Notice::Ended(None)) => return Ok(None),
@@ -316,6 +331,17 @@ impl Provider {
                 }
             }
         }
+    }
+
+    /// The limit has ended before the store has said anything.
+    fn unanswered(&self, name: &LockName) -> Error {
+        Error::new(
+            ErrorKind::Timeout,
+            "the store did not answer within the limit; allow more than a request takes",
+        )
+        .with_backend(self.capabilities().backend)
+        .with_operation(Operation::TryAcquire)
+        .with_name(name.clone())
     }
 
     /// A call to the store outside any candidacy, under the request timeout, where the driver runs.
@@ -348,15 +374,25 @@ impl Provider {
         Fut: Future<Output = Result<T>> + Send + 'static,
     {
         match self.driver.runtime() {
-            None => call.await,
-            Some(runtime) => AbortOnDrop(runtime.spawn(call)).await.unwrap_or_else(|_| {
-                Err(Error::new(
-                    ErrorKind::Unavailable,
-                    "the runtime of the driver has ended",
-                )
-                .with_backend(self.capabilities().backend)
-                .with_operation(operation))
-            }),
+            None => {
+                runtime_here()?;
+                call.await
+            }
+            Some(runtime) => AbortOnDrop(runtime.spawn(call))
+                .await
+                .unwrap_or_else(|end| {
+                    let error = if end.is_panic() {
+                        Error::new(ErrorKind::Backend, "the store's client panicked")
+                    } else {
+                        Error::new(
+                            ErrorKind::Unavailable,
+                            "the runtime of the driver has ended",
+                        )
+                    };
+                    Err(error
+                        .with_backend(self.capabilities().backend)
+                        .with_operation(operation))
+                }),
         }
     }
 }
@@ -417,10 +453,13 @@ impl LockProvider for Provider {
 
     async fn watch(&self, seen: &Observation) -> Result<Observation> {
         let mut seen = seen.clone();
+        let mut vain_hints = 0_u32;
         loop {
             let clock = self.driver.clock();
             let mut at = clock.now().after(self.settings.timing.poll_every());
-            if let Some(holder) = seen.holder() {
+            if let Some(holder) = seen.holder()
+                && !holder.remaining.is_zero()
+            {
                 at = at.min(clock.now().after(holder.remaining));
             }
             let store = Arc::clone(self.persistence());
@@ -428,12 +467,19 @@ impl LockProvider for Provider {
             let hint =
                 self.here_or_there(Operation::Watch, async move { store.watch(&asked).await });
             tokio::select! {
-                hint = hint => if hint.is_err() {
+                hint = hint => match hint {
+                    // A store may hint as often as it likes; it is read less often after vain ones.
+                    Ok(()) if vain_hints > 1 => {
+                        let pause = VAIN_HINT_PAUSE.saturating_mul(1 << vain_hints.min(12));
+                        sleep_until(clock, clock.now().after(pause).min(at)).await;
+                    }
+                    Ok(()) => {}
                     // It can no longer listen; it is asked again after the poll.
-                    sleep_until(clock, at).await;
+                    Err(_) => sleep_until(clock, at).await,
                 },
                 () = sleep_until(clock, at) => {}
             }
+            vain_hints = vain_hints.saturating_add(1);
             let now = self.observe(seen.name.as_str()).await?;
             if !is_same_term(&seen.state, &now.state) {
                 return Ok(now);
@@ -469,6 +515,9 @@ impl LockProvider for Provider {
         .await
     }
 }
+
+/// The shortest pause before the store is read again for a watcher, once hints have been vain.
+const VAIN_HINT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Whether two states differ in no more than a renewal.
 fn is_same_term(a: &LeaseState, b: &LeaseState) -> bool {

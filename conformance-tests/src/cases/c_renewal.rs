@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lock_core::wrap::{Fault, Faulty, Times};
 use lock_core::{
-    Claim, Error, ErrorKind, Event, Handle, Lease, LockProvider as _, LossReason, Nonce, Operation,
+    Claim, Error, ErrorKind, Handle, Lease, LockProvider as _, LossReason, Nonce, Operation,
     Release, Renewal, Token,
 };
 
@@ -239,15 +239,14 @@ fn down() -> Error {
 /// What a busy machine may add to any instant.
 const BUSY: Duration = Duration::from_millis(400);
 
-/// Lets the renewals of the leader go wrong: it is lost in time, the standby leads, and the first
+/// Lets the renewals of the leader go wrong: its term ends in time, the standby leads, and the first
 /// leads again once all is well and the other has stopped.
-async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<Option<LossReason>> {
+async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<()> {
     let ttl = cx.short(cx.open().await?.as_ref()) * 2;
     let election = Election::default();
     let first = election.start(cx, 1, "n", ttl).await?;
     first.leads(ttl * 2).await?;
     let second = election.start(cx, 2, "n", ttl).await?;
-    let mut events = first.elector.events();
     first
         .faults
         .inject(Operation::Renew, fault.clone(), Times::Always);
@@ -257,12 +256,6 @@ async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<Option<LossReason>> {
         .inject(Operation::TryAcquire, fault, Times::Always);
     let takeover = ttl * 2 + cx.slack(cx.open().await?.as_ref()) + BUSY;
     second.leads(takeover).await?;
-    let mut reason = None;
-    while let Ok(event) = events.try_recv() {
-        if let Event::Lost { reason: lost, .. } = event {
-            reason = Some(lost);
-        }
-    }
     first.faults.heal();
     second.stop().await?;
     first.leads(ttl * 3).await?;
@@ -271,34 +264,42 @@ async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<Option<LossReason>> {
         .recorder
         .violations(&Bounds::new(BUSY, Some(takeover)));
     ensure!(wrong.is_empty(), "{}", wrong[0]);
-    first.stop().await?;
+    first.stop().await
+}
+
+/// The loss of a guard whose renewals all go wrong, told by its deadline.
+async fn guard_is_lost(cx: &Cx, fault: Fault) -> Answer<LossReason> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref()) * 2;
+    let faulty = Faulty::new(store);
+    faulty
+        .faults()
+        .inject(Operation::Renew, fault, Times::Always);
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    let guard = provider.acquire("guard").await?;
+    let deadline = guard.remaining() + BUSY;
+    let reason = within("the loss is told", deadline, guard.lost()).await?;
+    ensure!(!guard.check(), "lost, and check() is true");
     Ok(reason)
 }
 
 pub(crate) async fn hanging_renewals_lose_in_time(cx: Cx) -> Answer<()> {
-    loses_in_time(&cx, Fault::HangBefore).await.map(drop)
+    let reason = guard_is_lost(&cx, Fault::HangBefore).await?;
+    ensure!(
+        matches!(reason, LossReason::Expired { .. }),
+        "without any answer: {reason:?}"
+    );
+    loses_in_time(&cx, Fault::HangBefore).await
 }
 
 pub(crate) async fn failing_renewals_lose_in_time(cx: Cx) -> Answer<()> {
-    let store = cx.open().await?;
-    let ttl = cx.short(store.as_ref()) * 2;
-    let faulty = Faulty::new(store);
-    let faults = faulty.faults().clone();
-    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
-    let guard = provider.acquire("n").await?;
-    faults.inject(Operation::Renew, Fault::FailBefore(down()), Times::Always);
-    let deadline = guard.remaining() + BUSY;
-    let reason = within("the loss is told", deadline, guard.lost()).await?;
-    ensure!(!guard.check(), "lost, and check() is true");
+    let reason = guard_is_lost(&cx, Fault::FailBefore(down())).await?;
     ensure!(
         matches!(&reason, LossReason::Expired { last_error: Some(error) }
             if error.message().contains("as the suite wants it")),
         "the loss does not tell the error of the renewals: {reason:?}"
     );
-    drop(guard);
-    loses_in_time(&cx, Fault::FailBefore(down()))
-        .await
-        .map(drop)
+    loses_in_time(&cx, Fault::FailBefore(down())).await
 }
 
 pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
@@ -335,7 +336,7 @@ pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
 
 pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
-    let ttl = cx.long(store.as_ref());
+    let ttl = cx.brisk(store.as_ref());
     let provider = cx.provider(&store, ttl);
     let other = cx.provider(&cx.open().await?, ttl);
     for fails in [true, false] {
@@ -346,7 +347,8 @@ pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
             tokio::spawn(async move {
                 elector
                     .run(move |leadership| {
-                        drop(began.send(leadership.token()));
+                        // Nobody listens any more once the case is done.
+                        let _told = began.send(leadership.token());
                         async move { if fails { Err("it failed") } else { Ok(()) } }
                     })
                     .await

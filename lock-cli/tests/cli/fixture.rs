@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::support::boot_ns;
+use crate::support::{Site, boot_ns};
 
 /// Says what the fixture is to do; without it, it does nothing.
 pub(crate) const WHAT: &str = "LOCKCTL_FIXTURE";
@@ -108,5 +108,34 @@ async fn stamp(file: File, tidy_up: Option<Duration>, stubborn: bool) -> i32 {
         if end.is_some_and(|end| tokio::time::Instant::now() >= end) {
             return 0;
         }
+    }
+}
+
+impl Site {
+    /// The command line that runs a [fixture](crate::fixture).
+    pub(crate) fn fixture(&self, what: &str, file: &str) -> Vec<String> {
+        let program = std::env::current_exe().expect("the test program");
+        let file = self.path(file);
+        ["env", &format!("{}={what}", WHAT)]
+            .into_iter()
+            .map(str::to_owned)
+            .chain([
+                format!("{}={}", FILE, file.display()),
+                program.display().to_string(),
+                "fixture::fixture".into(),
+                "--exact".into(),
+                "--nocapture".into(),
+                "--test-threads=1".into(),
+            ])
+            .collect()
+    }
+
+    /// The fixtures that run.
+    pub(crate) fn fixtures(&self) -> Vec<i32> {
+        self.processes()
+            .into_iter()
+            .filter(|(_, line)| line.contains("fixture::fixture") && !line.contains("lockctl "))
+            .map(|(pid, _)| pid)
+            .collect()
     }
 }

@@ -4,7 +4,6 @@
 
 mod support;
 
-mod demo;
 mod elections;
 mod exit_codes;
 mod fixture;

@@ -135,33 +135,6 @@ impl Site {
             .collect()
     }
 
-    /// The fixtures that run.
-    pub(crate) fn fixtures(&self) -> Vec<i32> {
-        self.processes()
-            .into_iter()
-            .filter(|(_, line)| line.contains("fixture::fixture") && !line.contains("lockctl "))
-            .map(|(pid, _)| pid)
-            .collect()
-    }
-
-    /// The command line that runs a [fixture](crate::fixture).
-    pub(crate) fn fixture(&self, what: &str, file: &str) -> Vec<String> {
-        let program = std::env::current_exe().expect("the test program");
-        let file = self.path(file);
-        ["env", &format!("{}={what}", crate::fixture::WHAT)]
-            .into_iter()
-            .map(str::to_owned)
-            .chain([
-                format!("{}={}", crate::fixture::FILE, file.display()),
-                program.display().to_string(),
-                "fixture::fixture".into(),
-                "--exact".into(),
-                "--nocapture".into(),
-                "--test-threads=1".into(),
-            ])
-            .collect()
-    }
-
     pub(crate) fn lines(&self, file: &str) -> Vec<String> {
         lines(&self.path(file))
     }
@@ -193,13 +166,20 @@ pub(crate) fn kill(pid: i32, signal: Signal) {
 }
 
 /// Waits until it is so, for at most `limit`.
-pub(crate) fn within<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn within<T>(limit: Duration, what: &str, probe: impl FnMut() -> Option<T>) -> T {
+    seen_within(limit, probe).unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
+}
+
+/// The same, but for the caller to say what it means when it is not.
+pub(crate) fn seen_within<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
         if let Some(found) = probe() {
-            return found;
+            return Some(found);
         }
-        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        if Instant::now() >= end {
+            return None;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -242,10 +222,13 @@ impl Running {
         stdin.write_all(text.as_bytes()).expect("it reads");
     }
 
+    /// How it has ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child().try_wait().expect("it can be waited for")
+    }
+
     pub(crate) fn status(&mut self) -> ExitStatus {
-        within(PATIENCE, "the process ends", || {
-            self.child().try_wait().expect("it can be waited for")
-        })
+        within(PATIENCE, "the process ends", || self.ended())
     }
 
     /// Its end and what it wrote. What it wrote must fit into a pipe.

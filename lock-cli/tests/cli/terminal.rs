@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::support::{MARK, Running, Site, until};
+use crate::support::{MARK, PATIENCE, Running, Site, seen_within, until};
 
 /// A terminal with a program on it that has it as its controlling one.
 struct Screen {
@@ -77,9 +77,18 @@ impl Screen {
 
     /// Waits until this was shown.
     fn shows(&self, what: &str) {
-        until(&format!("the screen shows {what:?}"), || {
-            self.text().contains(what)
-        });
+        let shown = || self.text().contains(what).then_some(());
+        if seen_within(PATIENCE, shown).is_none() {
+            panic!("{what:?} was not shown, but this:\n{}", self.text());
+        }
+    }
+
+    /// Waits until the program on it has ended.
+    fn ends(&mut self) -> Option<i32> {
+        match seen_within(PATIENCE, || self.program.ended()) {
+            Some(status) => status.code(),
+            None => panic!("the program has not ended; shown was:\n{}", self.text()),
+        }
     }
 }
 
@@ -116,7 +125,7 @@ fn an_interactive_shell_is_not_stopped() {
     screen.press("kill -9 %1\n");
     until("it is gone", || site.running("sleep 1001").is_empty());
     screen.press("wait; exit 5\n");
-    assert_eq!(screen.program.status().code(), Some(5), "{}", screen.text());
+    assert_eq!(screen.ends(), Some(5), "{}", screen.text());
 }
 
 #[test]
@@ -134,7 +143,7 @@ fn keys_arrive_once() {
     for wrapper in site.processes_with("exec job") {
         crate::support::kill(wrapper, rustix::process::Signal::TERM);
     }
-    screen.program.status();
+    screen.ends();
     assert_eq!(site.lines("seen"), ["ready", "INT", "QUIT", "TERM"]);
 }
 
@@ -158,7 +167,7 @@ fn a_job_of_a_shell_stops_and_goes_on() {
     screen.press("\x04");
     screen.press("echo code $?; exit\n");
     screen.shows("code 0");
-    screen.program.status();
+    screen.ends();
 }
 
 #[test]
@@ -182,7 +191,7 @@ fn a_job_started_in_the_background_can_be_brought_to_the_front() {
     screen.shows("three\r\nthree");
     screen.press("\x04");
     screen.press("exit\n");
-    screen.program.status();
+    screen.ends();
 }
 
 #[test]
@@ -202,7 +211,7 @@ fn another_program_of_a_pipeline_can_use_the_terminal() {
     until("it is gone", || site.running("sleep 1001").is_empty());
     screen.press("echo the shell is $((20 + 22)); exit\n");
     screen.shows("the shell is 42");
-    screen.program.status();
+    screen.ends();
 }
 
 #[test]
@@ -217,5 +226,5 @@ fn a_program_of_a_pipeline_gets_the_terminal_when_it_asks() {
     screen.press("hello\n");
     screen.shows("got-hello");
     screen.press("exit\n");
-    screen.program.status();
+    screen.ends();
 }

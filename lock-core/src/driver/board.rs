@@ -1,5 +1,6 @@
 //! What onlookers of an elector see.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::{broadcast, watch};
@@ -17,6 +18,8 @@ pub(crate) struct Board {
     pub(crate) status: watch::Sender<Status>,
     pub(crate) events: broadcast::Sender<Event>,
     answers: Mutex<Answers>,
+    /// The present run. Changed, and compared, under the lock of the status only.
+    run: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -32,7 +35,27 @@ impl Board {
             status: watch::Sender::new(Status::Idle),
             events: broadcast::Sender::new(EVENTS),
             answers: Mutex::default(),
+            run: AtomicU64::new(0),
         }
+    }
+
+    /// A run begins: what is published of earlier ones no longer changes the status.
+    pub(crate) fn begin_run(&self) -> u64 {
+        self.next_run(Status::Standby(None))
+    }
+
+    /// The present run has ended, though the driver may still clean up after it.
+    pub(crate) fn end_run(&self) {
+        self.next_run(Status::Idle);
+    }
+
+    fn next_run(&self, status: Status) -> u64 {
+        let mut run = 0;
+        self.status.send_modify(|old| {
+            run = self.run.fetch_add(1, Ordering::Relaxed) + 1;
+            *old = status;
+        });
+        run
     }
 
     pub(crate) fn answers(&self) -> Answers {
@@ -59,7 +82,7 @@ impl Board {
         answers.last_error = Some(error.clone());
     }
 
-    pub(crate) fn publish(&self, event: &Event) {
+    pub(crate) fn publish(&self, run: u64, event: &Event) {
         let status = match event {
             Event::Gained { token, .. } => Some(Status::Leading(*token)),
             Event::Stopping { token, .. } => Some(Status::Stopping(*token)),
@@ -75,7 +98,7 @@ impl Board {
         };
         if let Some(status) = status {
             self.status.send_if_modified(|old| {
-                let changed = *old != status;
+                let changed = self.run.load(Ordering::Relaxed) == run && *old != status;
                 if changed {
                     *old = status;
                 }

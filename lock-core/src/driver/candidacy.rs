@@ -1,5 +1,6 @@
 //! The foreground's side of one machine.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,9 +8,10 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use crate::claim::Release;
+use crate::clock;
 use crate::driver::{Command, Term, rescue};
 use crate::election::{Debt, Input};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::persistence::LockPersistence;
 
 /// News for the foreground.
@@ -62,9 +64,25 @@ impl Candidacy {
         self.notices.recv().await
     }
 
-    /// The news that is there already.
-    pub(crate) fn next_now(&mut self) -> Option<Notice> {
+    /// The news that has come, if any.
+    pub(crate) fn try_next(&mut self) -> Option<Notice> {
         self.notices.try_recv().ok()
+    }
+
+    /// Releases the lease without the driver, once it has had time to begin and has not: its runtime is
+    /// not run any more. Pends for ever when it has begun.
+    pub(crate) fn release_without_driver(
+        &self,
+        term: &Arc<Term>,
+    ) -> impl Future<Output = Result<Release>> + Send + use<> {
+        let (persistence, term) = (Arc::clone(&self.persistence), Arc::clone(term));
+        async move {
+            clock::sleep(rescue::GRACE).await;
+            if term.cleaning.load(Ordering::Acquire) {
+                return std::future::pending().await;
+            }
+            rescue::release(persistence, term.lease().clone()).await
+        }
     }
 
     /// Takes an offer; false when it came too late.

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use crate::claim::Lease;
 use crate::clock::{Clock, Moment, sleep_until};
 use crate::driver::{Command, Notice, Phase, Seat, Term, rescue};
-use crate::election::{Action, Input, Machine, OpId, Output, Reply};
+use crate::election::{Action, Input, Machine, OpId, Output, Reply, Scope};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::event::Event;
 use crate::persistence::LockPersistence;
@@ -25,6 +25,9 @@ use crate::telemetry::{self, Reporter, Subject};
 /// How long a grant waits to be taken by its caller before it is released: a future that is kept but
 /// not polled holds nobody up for longer.
 pub(crate) const HAND_OFF: Duration = Duration::from_millis(100);
+
+/// Commands taken in one turn: a flood of them must not keep renewals waiting.
+const COMMANDS: usize = 1024;
 
 type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Vec<Answer>> + Send>>>;
 type Waits = FuturesUnordered<Pin<Box<dyn Future<Output = Option<(u64, Input)>> + Send>>>;
@@ -146,10 +149,12 @@ impl Core {
 
     fn on_commands(&mut self, first: Command) {
         let mut touched = BTreeSet::new();
-        let mut next = Some(first);
-        while let Some(command) = next {
+        touched.insert(self.note(first));
+        for _ in 0..COMMANDS {
+            let Ok(command) = self.commands.try_recv() else {
+                break;
+            };
             touched.insert(self.note(command));
-            next = self.commands.try_recv().ok();
         }
         for id in touched {
             self.step(id);
@@ -218,9 +223,15 @@ impl Core {
             telemetry::request(self.backend, operation, error);
             if let Some(board) = &slot.seat.board {
                 match error {
-                    None => board.answered(now),
-                    Some(error) => board.failed(error),
+                    None => board.0.answered(now),
+                    Some(error) => board.0.failed(error),
                 }
+            }
+            if let Reply::TryAcquire(Err(error)) = &reply
+                && slot.machine.config().scope == Scope::OneAttempt
+            {
+                // Who tries once need not wait for the clean-up. A caller that is gone needs no news.
+                let _ = slot.seat.notices.send(Notice::Failed(error.clone()));
             }
             slot.machine.handle(now, Input::Replied { op, sent, reply });
             touched.push(id);
@@ -286,7 +297,7 @@ impl Core {
             Action::Renew { op, lease } => self.batch.push((id, op, lease)),
             Action::TryAcquire { op, claim } => self.calls.push(Box::pin(async move {
                 let sent = clock.now();
-                let call = persistence.try_acquire(&claim);
+                let call = async { persistence.try_acquire(&claim).await };
                 let reply = bounded(backend, Operation::TryAcquire, timeout, call).await;
                 answer(
                     op,
@@ -296,14 +307,14 @@ impl Core {
             })),
             Action::Release { op, lease } => self.calls.push(Box::pin(async move {
                 let sent = clock.now();
-                let call = persistence.release(&lease);
+                let call = async { persistence.release(&lease).await };
                 let reply = bounded(backend, Operation::Release, timeout, call).await;
                 let named = reply.map_err(|e| e.with_name(lease.name().clone()));
                 answer(op, sent, Reply::Release(named))
             })),
             Action::Withdraw { op, claim } => self.calls.push(Box::pin(async move {
                 let sent = clock.now();
-                let call = persistence.withdraw(&claim);
+                let call = async { persistence.withdraw(&claim).await };
                 let reply = bounded(backend, Operation::Withdraw, timeout, call).await;
                 answer(
                     op,
@@ -316,10 +327,13 @@ impl Core {
                 let (abort, registration) = AbortHandle::new_pair();
                 slot.waiting = Some(abort);
                 let wait = async move {
-                    let call = AssertUnwindSafe(persistence.wait(&claim, &seen)).catch_unwind();
-                    let input = match call.await {
+                    let call = async { persistence.wait(&claim, &seen).await };
+                    let input = match AssertUnwindSafe(call).catch_unwind().await {
                         Ok(Ok(())) => Input::Hint,
-                        Ok(Err(error)) => Input::WaitFailed(error.with_name(claim.name.clone())),
+                        Ok(Err(error)) => {
+                            let error = of(error, backend, Operation::Wait);
+                            Input::WaitFailed(error.with_name(claim.name.clone()))
+                        }
                         Err(_) => Input::WaitFailed(panicked(backend, Operation::Wait)),
                     };
                     (id, input)
@@ -374,7 +388,7 @@ impl Core {
                 .map(|(id, op, lease)| ((id, op), lease))
                 .unzip();
             let sent = clock.now();
-            let call = persistence.renew(&leases).map(Ok);
+            let call = async { Ok(persistence.renew(&leases).await) };
             let results = match bounded(backend, Operation::Renew, timeout, call).await {
                 Ok(results) if results.len() == keys.len() => results,
                 Ok(results) => {
@@ -389,7 +403,7 @@ impl Core {
             };
             let named = results.into_iter().zip(leases).map(|(result, lease)| {
                 result.map_err(|error| {
-                    told_of(error, backend, Operation::Renew).with_name(lease.name().clone())
+                    of(error, backend, Operation::Renew).with_name(lease.name().clone())
                 })
             });
             keys.into_iter()
@@ -470,12 +484,13 @@ impl Slot {
                 let renewal = error.operation() == Some(Operation::Renew);
                 (!renewal).then(|| Notice::Failed(error.clone()))
             }
-            Event::Recovered { .. } => Some(Notice::Recovered),
+            // As above: what a holder does not read must not gather for as long as it holds.
+            Event::Recovered { .. } => self.machine.held().is_none().then_some(Notice::Recovered),
             Event::Ended { error } => Some(Notice::Ended(error.clone())),
         };
         reporter.event(now, &mut self.subject, &event);
-        if let Some(board) = &self.seat.board {
-            board.publish(&event);
+        if let Some((board, run)) = &self.seat.board {
+            board.publish(*run, &event);
         }
         if let Some(notice) = notice {
             let offer = matches!(notice, Notice::Offer(_));
@@ -526,10 +541,12 @@ async fn bounded<T>(
     timeout: Duration,
     call: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    match tokio::time::timeout(timeout, AssertUnwindSafe(call).catch_unwind()).await {
-        Ok(Ok(result)) => result.map_err(|error| told_of(error, backend, operation)),
-        Ok(Err(_)) => Err(panicked(backend, operation)),
-        Err(_) => Err(
+    // The call is made, and dropped when its time is up, inside: it may panic at either.
+    let timed = async move { tokio::time::timeout(timeout, call).await };
+    match AssertUnwindSafe(timed).catch_unwind().await {
+        Ok(Ok(result)) => result.map_err(|error| of(error, backend, operation)),
+        Err(_) => Err(panicked(backend, operation)),
+        Ok(Err(_)) => Err(
             Error::new(ErrorKind::Timeout, format!("no answer within {timeout:?}"))
                 .with_backend(backend)
                 .with_operation(operation),
@@ -537,15 +554,11 @@ async fn bounded<T>(
     }
 }
 
-/// Says where the error came up, if the store has not: the foreground decides by the operation.
-fn told_of(mut error: Error, backend: &'static str, operation: Operation) -> Error {
-    if error.operation().is_none() {
-        error = error.with_operation(operation);
-    }
-    if error.backend().is_none() {
-        error = error.with_backend(backend);
-    }
-    error
+/// The error as one of this call: what the foreground does with it depends on the operation, and a
+/// store need not name it.
+fn of(error: Error, backend: &'static str, operation: Operation) -> Error {
+    let backend = error.backend().unwrap_or(backend);
+    error.with_operation(operation).with_backend(backend)
 }
 
 fn panicked(backend: &'static str, operation: Operation) -> Error {

@@ -7,7 +7,7 @@
 mod board;
 mod candidacy;
 mod core;
-mod rescue;
+pub(crate) mod rescue;
 mod term;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +39,8 @@ pub(crate) enum Command {
 /// Where the news of one machine goes.
 pub(crate) struct Seat {
     pub(crate) notices: mpsc::UnboundedSender<Notice>,
-    pub(crate) board: Option<Arc<Board>>,
+    /// Where the onlookers look, and which run of the elector this is.
+    pub(crate) board: Option<(Arc<Board>, u64)>,
 }
 
 /// The way to the driver task of one provider; starts it when it is first needed, and again when the
@@ -90,7 +91,11 @@ impl Driver {
     }
 
     /// Hands a machine to the driver task and starts it.
-    pub(crate) fn start(&self, machine: Machine, board: Option<Arc<Board>>) -> Result<Candidacy> {
+    pub(crate) fn start(
+        &self,
+        machine: Machine,
+        board: Option<(Arc<Board>, u64)>,
+    ) -> Result<Candidacy> {
         let id = self
             .next_id
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -121,13 +126,7 @@ impl Driver {
         };
         let handle = match &self.runtime {
             Some(handle) => handle.clone(),
-            None => Handle::try_current().map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidConfig,
-                    "there is no tokio runtime here; call this inside one, or give the provider one \
-                     with on_runtime",
-                )
-            })?,
+            None => runtime_here()?,
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         if sender.send(command).is_err() {
@@ -145,6 +144,17 @@ impl Driver {
         *running = Some(sender.clone());
         Ok(sender)
     }
+}
+
+/// The runtime of the caller.
+pub(crate) fn runtime_here() -> Result<Handle> {
+    Handle::try_current().map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidConfig,
+            "there is no tokio runtime here; call this inside one, or give the provider one \
+             with on_runtime",
+        )
+    })
 }
 
 /// The handle of a runtime on a thread of its own, one per process, for

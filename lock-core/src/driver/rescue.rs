@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use crate::claim::{Lease, Release};
 use crate::election::Debt;
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::persistence::LockPersistence;
 
 /// How long the driver has to begin before it is taken for dead.
-const GRACE: Duration = Duration::from_millis(100);
+pub(super) const GRACE: Duration = Duration::from_millis(100);
 /// How long one request may take here.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const TRIES: u32 = 3;
@@ -40,6 +42,23 @@ pub(super) fn settle_unless(
     });
 }
 
+/// Releases once, on this thread, and says what came of it.
+pub(super) async fn release(
+    persistence: Arc<dyn LockPersistence>,
+    lease: Lease,
+) -> Result<Release> {
+    let call = async move { tokio::time::timeout(TIMEOUT, persistence.release(&lease)).await };
+    match runtime().spawn(call).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) | Err(_) => Err(Error::new(
+            ErrorKind::Unavailable,
+            "the runtime of the driver is not run any more, and the release did not come through \
+             without it; the lease expires by itself",
+        )
+        .with_operation(Operation::Release)),
+    }
+}
+
 async fn pay(persistence: &dyn LockPersistence, debt: &Debt) {
     for n in 0..TRIES {
         let call = async {
@@ -59,7 +78,7 @@ async fn pay(persistence: &dyn LockPersistence, debt: &Debt) {
     }
 }
 
-fn runtime() -> Handle {
+pub(crate) fn runtime() -> Handle {
     static RUNTIME: OnceLock<Handle> = OnceLock::new();
     RUNTIME
         .get_or_init(|| runtime_on_thread("lock-rescue"))

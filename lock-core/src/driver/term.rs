@@ -152,14 +152,25 @@ impl Term {
 
     /// Ends the term from the foreground's side: it acts no more.
     pub(crate) fn end(&self) {
-        self.deadline.store(OVER, Ordering::Release);
-        self.advance(Phase::Ended);
+        self.finish(Phase::Ended);
     }
 
     /// The term is lost.
     pub(crate) fn lose(&self, reason: LossReason) {
-        self.deadline.store(OVER, Ordering::Release);
-        self.advance(Phase::Lost(reason));
+        self.finish(Phase::Lost(reason));
+    }
+
+    /// Deadline and phase in one step for whoever waits: one who has found the deadline gone and then
+    /// looks at the phase sees this one.
+    fn finish(&self, to: Phase) {
+        self.phase.send_if_modified(|phase| {
+            self.deadline.store(OVER, Ordering::Release);
+            let forward = to.rank() > phase.rank();
+            if forward {
+                *phase = to;
+            }
+            forward
+        });
     }
 
     pub(crate) fn advance(&self, to: Phase) {
@@ -205,7 +216,8 @@ impl Term {
             }
             let at = due(self.deadline());
             if self.clock.now() >= at {
-                return phase;
+                // Looked at again: it may have been ended since, which is why the deadline is gone.
+                return phases.borrow().clone();
             }
             tokio::select! {
                 biased;

@@ -1,10 +1,16 @@
-//! The demonstration.
+//! The demonstration, in a test program of its own: what it measures must not suffer from other tests.
+
+#![cfg(unix)]
+
+#[path = "../cli/support.rs"]
+#[allow(dead_code, reason = "what the other test program needs")]
+mod support;
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{Said, Site, until, within};
+use support::{Said, Site, until, within};
 
 #[test]
 fn the_demonstration_shows_what_it_promises() {
@@ -44,7 +50,7 @@ fn an_interrupted_demonstration_leaves_nothing() {
     std::fs::create_dir(site.path("tmp")).expect("a folder");
     let mut command = site.lockctl(["demo"]);
     command.env("TMPDIR", site.path("tmp"));
-    let mut demo = crate::support::Running::start(&mut command);
+    let mut demo = support::Running::start(&mut command);
     until("work is done", || {
         !site
             .running("/proc/self/exe __lockctl-demo-worker")

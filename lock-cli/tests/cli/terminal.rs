@@ -122,9 +122,11 @@ fn an_interactive_shell_is_not_stopped() {
     until("it sleeps", || !site.running("sleep 1001").is_empty());
     screen.press("\x1a");
     screen.shows("Stopped");
-    screen.press("kill -9 %1\n");
+    screen.press("fg\n");
+    until_in_front(&site, "sleep 1001");
+    screen.press("\x03");
     until("it is gone", || site.running("sleep 1001").is_empty());
-    screen.press("wait; exit 5\n");
+    screen.press("exit 5\n");
     assert_eq!(screen.ends(), Some(5), "{}", screen.text());
 }
 

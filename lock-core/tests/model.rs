@@ -535,17 +535,17 @@ fn bounds(ticks: u8, budget: Budget) -> Bounds {
 
 #[test]
 fn lost_and_late_messages() {
-    assert_eq!(explore(bounds(13, budget(2, 1, 0, 0, 0))), [""; 0]);
+    assert_eq!(explore(bounds(14, budget(2, 1, 0, 0, 0))), [""; 0]);
 }
 
 #[test]
 fn a_pause_and_a_late_message() {
-    assert_eq!(explore(bounds(13, budget(1, 0, 0, 1, 0))), [""; 0]);
+    assert_eq!(explore(bounds(13, budget(1, 1, 0, 1, 0))), [""; 0]);
 }
 
 #[test]
 fn work_that_ends_and_requests_executed_twice() {
-    assert_eq!(explore(bounds(12, budget(1, 0, 1, 0, 1))), [""; 0]);
+    assert_eq!(explore(bounds(13, budget(1, 0, 1, 0, 1))), [""; 0]);
 }
 
 /// The model can fail: without drift and margin in its deadline, the slow holder meets the next one.

@@ -81,6 +81,16 @@ fn a_guard_dropped_after_block_on_has_returned_is_released() {
 }
 
 #[test]
+fn a_guard_dropped_in_another_runtime_while_its_own_is_not_run_is_released() {
+    let (first, store) = (current_thread(), store());
+    let guard = acquire(&first, &provider(&store));
+    let second = current_thread();
+    second.block_on(async move { drop(guard) });
+    freed_soon(&store);
+    drop(first);
+}
+
+#[test]
 fn a_guard_dropped_during_the_shutdown_of_its_runtime_is_released() {
     for runtime in [current_thread(), multi_thread(2)] {
         let store = store();

@@ -22,6 +22,7 @@ fn add(sum: &mut Report, one: &Report) {
     sum.released += one.released;
     sum.overlaps_excused += one.overlaps_excused;
     sum.refused += one.refused;
+    sum.fenced += one.fenced;
     sum.crashes += one.crashes;
     sum.pauses += one.pauses;
     sum.steps += one.steps;

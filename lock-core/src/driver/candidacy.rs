@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::runtime::{self, Handle};
 use tokio::sync::mpsc;
 
 use crate::claim::Release;
@@ -37,25 +38,32 @@ pub(crate) enum Notice {
 pub(crate) struct Candidacy {
     id: u64,
     commands: mpsc::UnboundedSender<Command>,
+    /// The runtime of the driver.
+    home: runtime::Id,
     notices: mpsc::UnboundedReceiver<Notice>,
     persistence: Arc<dyn LockPersistence>,
     /// The term that was taken and whose end has not been told.
     term: Option<Arc<Term>>,
+    /// The last term whose end the driver was told.
+    ended: Option<Arc<Term>>,
 }
 
 impl Candidacy {
     pub(crate) fn new(
         id: u64,
         commands: mpsc::UnboundedSender<Command>,
+        home: runtime::Id,
         notices: mpsc::UnboundedReceiver<Notice>,
         persistence: Arc<dyn LockPersistence>,
     ) -> Self {
         Self {
             id,
             commands,
+            home,
             notices,
             persistence,
             term: None,
+            ended: None,
         }
     }
 
@@ -96,9 +104,18 @@ impl Candidacy {
 
     /// Says that nothing of the work runs any more.
     pub(crate) fn end_term(&mut self, hold_off: Duration) {
-        if let Some(term) = self.term.take() {
-            term.end();
-            self.tell_end(&term, Input::WorkEnded { hold_off });
+        let Some(term) = self.term.take() else { return };
+        term.end();
+        let input = Input::WorkEnded { hold_off };
+        if self
+            .commands
+            .send(Command::Input { id: self.id, input })
+            .is_err()
+        {
+            let debt = Debt::Release(term.lease().clone());
+            rescue::settle(Arc::clone(&self.persistence), vec![debt]);
+        } else {
+            self.ended = Some(term);
         }
     }
 
@@ -123,22 +140,6 @@ impl Candidacy {
         // A driver that is gone has handed its debts over already.
         let _ = self.commands.send(Command::Input { id: self.id, input });
     }
-
-    fn tell_end(&self, term: &Arc<Term>, input: Input) {
-        let debt = || Debt::Release(term.lease().clone());
-        if self
-            .commands
-            .send(Command::Input { id: self.id, input })
-            .is_err()
-        {
-            rescue::settle(Arc::clone(&self.persistence), vec![debt()]);
-        } else if tokio::runtime::Handle::try_current().is_err() {
-            // Outside a runtime: the driver's may be one that nobody runs any more.
-            let term = Arc::clone(term);
-            let done = move || term.cleaning.load(Ordering::Acquire);
-            rescue::settle_unless(Arc::clone(&self.persistence), debt(), done);
-        }
-    }
 }
 
 impl Drop for Candidacy {
@@ -152,6 +153,16 @@ impl Drop for Candidacy {
         }
         self.end_term(Duration::ZERO);
         self.shutdown();
+        // Not inside the driver's runtime: it may be one that nobody runs any more.
+        let inside = Handle::try_current().is_ok_and(|here| here.id() == self.home);
+        if let Some(term) = self.ended.take()
+            && !inside
+            && !term.cleaning.load(Ordering::Acquire)
+        {
+            let debt = Debt::Release(term.lease().clone());
+            let done = move || term.cleaning.load(Ordering::Acquire);
+            rescue::settle_unless(Arc::clone(&self.persistence), debt, done);
+        }
     }
 }
 

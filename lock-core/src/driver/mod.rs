@@ -12,7 +12,7 @@ mod term;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::runtime::Handle;
+use tokio::runtime::{self, Handle};
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
@@ -50,8 +50,16 @@ pub(crate) struct Driver {
     persistence: Arc<dyn LockPersistence>,
     clock: Arc<dyn Clock>,
     runtime: Option<Handle>,
-    running: Mutex<Option<mpsc::UnboundedSender<Command>>>,
+    running: Mutex<Option<Running>>,
     next_id: std::sync::atomic::AtomicU64,
+}
+
+/// A driver task that was started.
+#[derive(Clone, Debug)]
+struct Running {
+    commands: mpsc::UnboundedSender<Command>,
+    /// The runtime it is on.
+    home: runtime::Id,
 }
 
 impl std::fmt::Debug for Command {
@@ -106,20 +114,16 @@ impl Driver {
             machine: Box::new(machine),
             seat,
         };
-        let commands = self.send(command)?;
-        Ok(Candidacy::new(
-            id,
-            commands,
-            receiver,
-            Arc::clone(&self.persistence),
-        ))
+        let Running { commands, home } = self.send(command)?;
+        let persistence = Arc::clone(&self.persistence);
+        Ok(Candidacy::new(id, commands, home, receiver, persistence))
     }
 
-    fn send(&self, command: Command) -> Result<mpsc::UnboundedSender<Command>> {
+    fn send(&self, command: Command) -> Result<Running> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let command = match running.as_ref() {
-            Some(sender) => match sender.send(command) {
-                Ok(()) => return Ok(sender.clone()),
+            Some(task) => match task.commands.send(command) {
+                Ok(()) => return Ok(task.clone()),
                 Err(mpsc::error::SendError(command)) => command,
             },
             None => command,
@@ -141,8 +145,12 @@ impl Driver {
             receiver,
         );
         handle.spawn(core.run());
-        *running = Some(sender.clone());
-        Ok(sender)
+        let task = Running {
+            commands: sender,
+            home: handle.id(),
+        };
+        *running = Some(task.clone());
+        Ok(task)
     }
 }
 

@@ -424,20 +424,28 @@ impl Machine {
     }
 
     fn on_granted(&mut self, now: Moment, sent: Moment, lease: Lease) {
-        self.claim = None;
+        let asked = self.claim.take().map(|open| open.claim);
         self.told = None;
         self.record = None;
         self.vain_hints = 0;
         let timing = self.config.timing;
-        let stale = self.config.monotone && self.highest.is_some_and(|h| lease.token() <= h);
-        let refusal = if stale {
-            let highest = self.highest.map_or(0, Token::get);
-            Some(Error::new(
-                ErrorKind::Backend,
-                format!("the store granted token {} after {highest}", lease.token()),
+        let token = lease.token();
+        let ours = |claim: &Claim| claim.nonce == lease.nonce() && claim.name == *lease.name();
+        let wrong = if !asked.as_ref().is_some_and(ours) {
+            Some(format!(
+                "the store granted {:?} to another claim",
+                lease.name()
             ))
+        } else if self.config.monotone
+            && let Some(highest) = self.highest.filter(|highest| token <= *highest)
+        {
+            Some(format!("the store granted token {token} after {highest}"))
         } else {
-            timing.check_granted(lease.ttl()).err()
+            None
+        };
+        let refusal = match wrong {
+            Some(message) => Some(Error::new(ErrorKind::Backend, message)),
+            None => timing.check_granted(lease.ttl()).err(),
         };
         if let Some(error) = refusal {
             return self.refuse(now, lease, error);
@@ -454,7 +462,6 @@ impl Machine {
             return self.refuse(now, lease, error);
         }
         self.recovered();
-        let token = lease.token();
         self.highest = Some(token);
         self.tell(Event::Gained { token, deadline });
         let renew_at = self.next_renewal(sent);
@@ -468,9 +475,15 @@ impl Machine {
         });
     }
 
-    /// Gives a grant back that cannot be used, and ends where trying again cannot help.
+    /// Gives a grant back that cannot be used. Who asked for one grant is told; an elector tries again,
+    /// because what a store grants may be more the next time.
     fn refuse(&mut self, now: Moment, lease: Lease, error: Error) {
-        if error.kind() == ErrorKind::InvalidConfig || self.config.scope == Scope::OneAttempt {
+        let hopeless = match self.config.scope {
+            Scope::OneAttempt => true,
+            Scope::OneTerm => error.kind() == ErrorKind::InvalidConfig,
+            Scope::ManyTerms => false,
+        };
+        if hopeless {
             self.fatal = Some(error);
             self.finishing = true;
         } else {

@@ -12,8 +12,8 @@ use std::time::Duration;
 use lock_core::clock::Moment;
 use lock_core::election::{Action, Input, MachineConfig, OpId, Output, Reply, Scope};
 use lock_core::{
-    Attempt, Claim, Error, ErrorKind, Event, Holder, LockName, Metadata, Mode, Nonce, Operation,
-    Owner, Timing,
+    Attempt, Claim, Error, ErrorKind, Event, FenceGate, Holder, LockName, Metadata, Mode, Nonce,
+    Operation, Owner, Timing,
 };
 
 use super::check::{Verdict, Watch, must};
@@ -38,6 +38,7 @@ pub(crate) struct Report {
     pub(crate) released: u64,
     pub(crate) overlaps_excused: u64,
     pub(crate) refused: u64,
+    pub(crate) fenced: u64,
     pub(crate) crashes: u64,
     pub(crate) pauses: u64,
     pub(crate) steps: u64,
@@ -124,6 +125,8 @@ struct World {
     store_clock: Skewed,
     store_down: bool,
     stepped: bool,
+    set_back: bool,
+    wiped: bool,
     timing: Timing,
     guarded: bool,
     siblings: bool,
@@ -137,6 +140,7 @@ struct World {
     /// Terms that an operator ended in the store: excused until their next renewal.
     excused: BTreeSet<u64>,
     highest: u64,
+    gate: FenceGate,
     tracing: bool,
     report: Report,
 }
@@ -258,6 +262,8 @@ impl World {
             store,
             store_down: false,
             stepped: false,
+            set_back: false,
+            wiped: false,
             timing,
             mutation,
             healed: false,
@@ -268,13 +274,19 @@ impl World {
             next_nonce: 1,
             excused: BTreeSet::new(),
             highest: 0,
+            gate: FenceGate::new(),
             tracing,
             report: Report::default(),
         }
     }
 
-    fn counter_store(&self) -> bool {
-        matches!(&self.store, Store::Row(row) if row.counter)
+    /// A counter that was wiped goes back; tokens from the clock do when the row is wiped *and* the
+    /// clock was set back.
+    fn tokens_may_go_back(&self) -> bool {
+        match &self.store {
+            Store::Row(row) => row.counter || (self.wiped && self.set_back),
+            Store::Queue(_) => false,
+        }
     }
 
     fn at(&mut self, at: u64, happening: Happening) {
@@ -318,7 +330,7 @@ impl World {
             self.soon(0, faults_end, Happening::Befall(fault));
         }
         for host in 0..self.hosts.len() {
-            for _ in 0..8 {
+            for _ in 0..20 {
                 self.soon(0, faults_end, Happening::Sample { host });
             }
         }
@@ -394,7 +406,7 @@ impl World {
                     self.input(host, Input::WorkEnded { hold_off })?;
                 }
             }
-            Happening::Sample { host } => self.sample(host),
+            Happening::Sample { host } => self.sample(host)?,
             Happening::KeepAlive { host } => self.keep_alive(host),
             Happening::Befall(fault) => {
                 if !self.healed || matches!(fault, Fault::Start(_) | Fault::Up) {
@@ -405,7 +417,7 @@ impl World {
             Happening::MustLead => {
                 // A store that lost its tokens is one that every candidate refuses for a while.
                 must!(
-                    self.led_since_heal || self.counter_store(),
+                    self.led_since_heal || self.tokens_may_go_back(),
                     "nobody led in time after all faults were gone"
                 );
             }

@@ -56,6 +56,7 @@ impl World {
                     self.stepped = true;
                     i64::try_from(nanos(self.timing.margin())).expect("short")
                 } else {
+                    self.set_back = true;
                     -i64::try_from(self.rng.below(ttl / 2)).expect("short")
                 };
                 if matches!(self.store, Store::Row(_)) {
@@ -72,6 +73,7 @@ impl World {
                 .ask(Duration::from_nanos(self.rng.below(5) * SEC)),
             Fault::Wipe => {
                 self.excuse_holder();
+                self.wiped = true;
                 self.store.wipe();
                 self.hint_all();
             }

@@ -116,7 +116,7 @@ impl World {
                 }
                 let fresh = self.highest < token;
                 must!(
-                    fresh || self.excused.contains(&token) || self.counter_store(),
+                    fresh || self.excused.contains(&token) || self.tokens_may_go_back(),
                     "gained {token} after {}",
                     self.highest
                 );
@@ -218,14 +218,29 @@ impl World {
     }
 
     /// The application asks `check()`, perhaps in the moment after a pause and before any input.
-    pub(super) fn sample(&mut self, host: usize) {
+    pub(super) fn sample(&mut self, host: usize) -> Verdict {
         if self.hosts[host].paused_until > self.now {
-            return;
+            return Ok(());
         }
         let now = self.hosts[host].clock.at(self.now);
         let h = &mut self.hosts[host];
         if h.cell != 0 && now >= h.cell {
             h.seen_over = true;
         }
+        // And writes, where the token is checked: only who was ended by an operator may be refused.
+        if now < h.cell
+            && let Some(held) = self.holds(host)
+            && !self.tokens_may_go_back()
+        {
+            let token = lock_core::Token::new(held).expect("small");
+            let admitted = self.gate.admit(token).is_ok();
+            must!(
+                admitted || self.excused.contains(&held),
+                "host {host} holds {held} and is refused, for {:?} has written",
+                self.gate.highest()
+            );
+            self.report.fenced += u64::from(!admitted);
+        }
+        Ok(())
     }
 }

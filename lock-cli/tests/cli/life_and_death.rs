@@ -165,6 +165,27 @@ fn the_command_dies_with_a_killed_keeper() {
 }
 
 #[test]
+fn the_command_dies_when_wrapper_and_keeper_are_killed_at_once() {
+    for _ in 0..rounds(2, 50) {
+        let site = Site::new();
+        let mut wrapper = site.start(exec(&site, &[], "stubborn-stamps"));
+        wait_for_stamps(&site);
+        let both = [site.processes_with("__lockctl-keeper")[0], wrapper.pid()];
+        // Stopped first, so that neither can act on the death of the other.
+        for signal in [Signal::STOP, Signal::KILL] {
+            for pid in both {
+                kill(pid, signal);
+            }
+        }
+        within(
+            Duration::from_secs(1),
+            "the kernel kills the command",
+            || site.processes().is_empty().then_some(()),
+        );
+    }
+}
+
+#[test]
 fn a_stopped_wrapper_changes_nothing() {
     for _ in 0..rounds(1, 50) {
         let site = Site::new();

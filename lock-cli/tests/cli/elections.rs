@@ -203,7 +203,7 @@ fn watch_writes_a_line_for_each_change() {
     let mut watcher = Running::start(site.lockctl(["watch", "job"]).stdout(out));
     until("the present is shown", || site.lines("watched").len() == 1);
     let mut holder = site.start([
-        "exec", "job", "--owner", "b", "--ttl", "2s", "--", "sleep", "60",
+        "exec", "job", "--wait", "--owner", "b", "--ttl", "2s", "--", "sleep", "60",
     ]);
     until("the change is shown", || site.lines("watched").len() == 2);
     // Renewals are no changes.

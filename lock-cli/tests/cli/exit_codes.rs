@@ -190,7 +190,7 @@ fn somebody_else_has_it() {
 #[test]
 fn a_revoked_lease_is_lost() {
     let site = Site::new();
-    let holder = site.start(["exec", "job", "--ttl", "1s", "--", "sleep", "60"]);
+    let holder = site.start(["exec", "job", "--wait", "--ttl", "1s", "--", "sleep", "60"]);
     until("it holds", || !site.running("sleep 60").is_empty());
     let said = site.run(["revoke", "job", "--reason", "maintenance"]);
     assert_eq!(said.code(), 0, "{}", said.err());

@@ -87,6 +87,11 @@ impl From<TableName> for String {
     }
 }
 
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresConfig;
+
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteConfig;
 

@@ -12,6 +12,8 @@ use lock_core::{
     Capabilities, Claim, Lease, LeaseState, LockName, Metadata, Observation, Renewal, Result, Token,
 };
 
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 

@@ -253,13 +253,17 @@ pub(crate) async fn within<T>(
 pub(crate) async fn poll_times<T>(polls: usize, future: impl Future<Output = T>) -> bool {
     let mut future: Pin<Box<_>> = Box::pin(future);
     for _ in 0..polls {
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(_done) = future.as_mut().poll(&mut cx) {
+        if poll_once(future.as_mut()) {
             return true;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     false
+}
+
+fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    matches!(future.poll(&mut cx), Poll::Ready(_))
 }
 
 /// Fails the case unless the condition holds.

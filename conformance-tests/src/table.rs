@@ -19,6 +19,8 @@ macro_rules! __cases {
                     "a taker with a shorter ttl of its own does not get in earlier";
                 [15] Ci a_lease_long_expired_is_taken_at_once
                     "the first try after an expiry is granted";
+                [10] Ci validity_counts_from_the_send
+                    "what a slow answer took is taken off the time that a guard has left";
             }
             c_renewal {
                 [13] Ci renewal_restarts_the_countdown
@@ -37,16 +39,46 @@ macro_rules! __cases {
                     "a batch answers each lease by itself and in order, live ones beside gone ones";
                 [] Ci a_blocked_entry_delays_no_other
                     "while one entry is locked the others of the batch are renewed";
+                [16, 25] Ci hanging_renewals_lose_in_time
+                    "renewals that never answer: lost at the deadline, another leads after it, then this one again";
+                [17, 125] Ci failing_renewals_lose_in_time
+                    "renewals that fail: lost at the deadline with the error; it leads again after the repair";
+                [18, 19] Ci one_bad_renewal_loses_nothing
+                    "one renewal that fails, or whose answer is lost, ends no term";
+                [26] Ci work_that_ends_frees_the_lease
+                    "work that fails or ends gives the lease to another at once";
+                [28] Ci nothing_is_renewed_afterwards
+                    "after a release or a drop no renewal is sent";
+            }
+            d_pause {
+                [14, 32] Ci one_leader_under_faults
+                    "three candidates over stores that fail, lose answers and are slow: the history is right";
             }
             e_release {
                 [34, 40] Ci released_once_then_not_held
                     "the first release frees, the second finds nothing";
-                [40] Ci release_after_expiry_is_not_held
-                    "a release after the expiry says so, and does not extend the lease";
+                [40] Ci release_after_expiry_revives_nothing
+                    "a release after the expiry does not extend the lease, and never touches the next";
                 [] Ci withdraw_leaves_nothing
                     "a withdrawn claim holds nothing, whether it was granted or not, and harms nobody";
+                [35] Ci a_failed_release_can_be_repeated
+                    "a release that could not be sent says so; the next one frees; nothing is renewed between";
+                [37, 38] Ci work_ends_before_the_lease_does
+                    "a candidate that stops waits for its work, then hands over at once";
                 [41, 95] Ci sweep_removes_the_unused_only
                     "a sweep removes old entries, never a held one, and tokens go on above";
+            }
+            f_sessions {
+                [46] Ci a_wiped_leader_is_told
+                    "a leader whose entry was deleted by hand is lost at its next renewal";
+            }
+            g_cancellation {
+                [55] Ci dropped_calls_leave_the_store_usable
+                    "each method dropped after each poll: the next call works, and what was taken can be withdrawn";
+                [55, 58] Ci dropped_acquire_leaves_nothing
+                    "acquire dropped after each poll, beside a holder and on a free name: nothing stays";
+                [59] Ci waiting_is_exact
+                    "a limited wait is as long as asked and ends without an error";
             }
             i_names {
                 [80] Ci byte_for_byte
@@ -67,6 +99,8 @@ macro_rules! __cases {
                     "a wait that begins after the release ends at once";
                 [] Ci watch_tells_of_each_change
                     "an onlooker is told of grant, release and revocation";
+                [93] Ci a_step_down_hands_over
+                    "a holder asked to step down leaves the lead to a standby";
             }
             k_tokens {
                 [95] Ci tokens_grow_over_everything
@@ -75,6 +109,22 @@ macro_rules! __cases {
                     "a thousand renewals in the long tier, fifty in the short one";
                 [97] Ci denied_tries_change_nothing
                     "tries that are denied touch neither the holder nor its token";
+            }
+            n_start {
+                [107] Ci no_store_no_leader
+                    "while the store does not answer no work runs; it starts after the repair";
+                [108] Ci a_standby_that_stops_never_led
+                    "a standby that is shut down at any moment has not run its work";
+            }
+            q_several {
+                [129] Ci a_second_acquire_waits
+                    "no reentrance: a second acquire in one process waits like any other";
+            }
+            r_long_runs {
+                [135] Ci a_guard_moves_between_threads
+                    "a guard is checked and released on another thread and runtime";
+                [136] Ci many_short_terms
+                    "many terms, a third of them dropped early: nothing piles up";
             }
             contract {
                 [64, 129] Ci one_of_many_racing_claims_wins
@@ -90,7 +140,7 @@ macro_rules! __cases {
                 [] Ci list_is_exact_and_ordered
                     "a list has the names with the prefix, all of them, in byte order";
                 [] Ci revoke_burns_a_token
-                    "a revoked holder is gone and fenced; the next token is larger still";
+                    "a revoked holder is gone and fenced; the next token is not below the burnt one";
                 [93] Ci requests_reach_the_holder
                     "a wish comes with each renewal of the term it was left for, and with no other";
                 [] Ci if_unchanged_is_tested_in_the_store

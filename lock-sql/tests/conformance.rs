@@ -1,7 +1,5 @@
 //! SQLite passes the suite.
 
-#![cfg(feature = "sqlite")]
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

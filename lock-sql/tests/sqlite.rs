@@ -1,6 +1,6 @@
 //! What only SQLite has: the file, its lock, its clock, and the processes around it.
 
-#![cfg(feature = "sqlite")]
+#![allow(clippy::unwrap_used, reason = "a test says by failing")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -90,7 +90,7 @@ async fn a_renewal_that_waited_past_the_expiry_does_not_revive() {
 #[tokio::test]
 async fn the_clock_is_read_under_the_write_lock() {
     let (_folder, path) = folder();
-    let (mut one, mut two) = (by_hand(&path).await, by_hand(&path).await);
+    let (mut one, mut two) = (by_hand_new(&path).await, by_hand_new(&path).await);
     run(
         &mut one,
         "PRAGMA journal_mode = WAL; CREATE TABLE t (at REAL); INSERT INTO t VALUES (0)",
@@ -161,10 +161,7 @@ async fn patience_has_an_end() {
     run(&mut writer, "BEGIN IMMEDIATE").await;
     let error = store.try_acquire(&claim("a", LONG)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(
-        error.is_retryable() && !error.is_indeterminate(),
-        "{error:?}"
-    );
+    assert!(error.is_retryable(), "{error:?}");
 }
 
 // --- dropped calls -------------------------------------------------------------------------------
@@ -631,6 +628,7 @@ async fn victim() {
     match role.as_str() {
         "prepare" => store(&path).prepare().await.unwrap(),
         "contend" => contend(&path).await,
+        "take turns" => take_turns(&path).await,
         other => panic!("no such role: {other}"),
     }
 }
@@ -643,6 +641,8 @@ async fn contend(path: &Path) {
     let store = store(path);
     let mut inside = by_hand(path).await;
     let mut done = 0;
+    // The test runner has begun a line.
+    println!();
     while done < PAIRS {
         let wanted = claim("contended", Duration::from_secs(30));
         let attempt = tokio::time::timeout(timeout, store.try_acquire(&wanted)).await;
@@ -705,8 +705,7 @@ async fn eight_processes_beside_a_long_writer() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 run(&mut app, "COMMIT").await;
                 transactions += 1;
-                // Every fourth second of four is the writer's.
-                tokio::time::sleep(Duration::from_millis(600)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
             }
             transactions
         })
@@ -738,6 +737,80 @@ async fn eight_processes_beside_a_long_writer() {
     );
     println!("{printed} pairs in {took:?} beside {transactions} transactions of 200 ms");
     assert!(transactions > 0);
+}
+
+const TURNS: usize = 100;
+
+/// Microseconds that two processes of one host can compare.
+fn micros() -> u128 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.unwrap().as_micros()
+}
+
+/// Holds the name for a moment, again and again, leaving it to the other in between.
+async fn take_turns(path: &Path) {
+    let store = store(path);
+    println!();
+    let mut turns = 0;
+    while turns < TURNS {
+        let wanted = claim("turns", Duration::from_secs(30));
+        match store.try_acquire(&wanted).await.unwrap() {
+            Attempt::Granted(lease) => {
+                let gained = micros();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                let freed = micros();
+                assert_eq!(store.release(&lease).await, Ok(Release::Released));
+                println!("turn {} {gained} {freed}", lease.token());
+                turns += 1;
+                // The other's turn, which it holds for 20 ms.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            Attempt::Held(seen) => {
+                let wait = store.wait(&wanted, &seen);
+                // Far above every wake-up, so that a poll shows in the figures as what it is.
+                if let Ok(woken) = tokio::time::timeout(Duration::from_secs(2), wait).await {
+                    woken.unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_wakes_another_process() {
+    let (_folder, path) = folder();
+    prepared(&path).await;
+    let victims: Vec<_> = (0..2).map(|_| spawn("take turns", &path)).collect();
+    let mut turns: Vec<(u64, u128, u128, usize)> = Vec::new();
+    for (who, child) in victims.into_iter().enumerate() {
+        for line in output(child, "take turns").lines() {
+            if let Some(turn) = line.strip_prefix("turn ") {
+                let mut words = turn.split(' ');
+                let mut next = || words.next().unwrap().parse::<u128>().unwrap();
+                let token = u64::try_from(next()).unwrap();
+                turns.push((token, next(), next(), who));
+            }
+        }
+    }
+    turns.sort_unstable();
+    assert_eq!(turns.len(), 2 * TURNS);
+    // From the call of the release to the answer of the other's try.
+    let mut gaps: Vec<u128> = turns
+        .windows(2)
+        .filter(|pair| pair[0].3 != pair[1].3)
+        .map(|pair| pair[1].1.saturating_sub(pair[0].2))
+        .collect();
+    gaps.sort_unstable();
+    assert!(gaps.len() >= TURNS, "they took turns {} times", gaps.len());
+    let at = |part: usize| gaps[(gaps.len() * part / 100).min(gaps.len() - 1)];
+    println!(
+        "{} hand-overs, µs: p50 {}, p99 {}",
+        gaps.len(),
+        at(50),
+        at(99)
+    );
+    // The goal is 50 ms on an idle machine; the slack is for a busy one. A lost wake-up costs 2 s.
+    assert!(at(99) < 500_000, "p99 {} µs", at(99));
 }
 
 #[tokio::test]

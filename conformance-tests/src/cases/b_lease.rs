@@ -1,10 +1,12 @@
 //! B. Lease arithmetic and configuration.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lock_core::Attempt;
+use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::{Attempt, LockProvider as _, Operation};
 
-use crate::cx::{Cx, claim, ensure, granted, name, within};
+use crate::cx::{Cx, claim, ensure, granted, name, timing, within};
 use crate::harness::Answer;
 
 pub(crate) async fn the_holders_ttl_counts(cx: Cx) -> Answer<()> {
@@ -41,5 +43,27 @@ pub(crate) async fn a_lease_long_expired_is_taken_at_once(cx: Cx) -> Answer<()> 
     cx.until_free(store.as_ref(), &name).await?;
     let second = granted(store.as_ref(), &claim(&name, ttl * 10)).await?;
     ensure!(second.token() > first.token(), "the token went back");
+    Ok(())
+}
+
+pub(crate) async fn validity_counts_from_the_send(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref()) * 3;
+    let times = timing(ttl);
+    let faulty = Faulty::new(store);
+    let lag = times.request_timeout() / 2;
+    faulty
+        .faults()
+        .inject(Operation::TryAcquire, Fault::DelayAfter(lag), Times::Always);
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    let Some(guard) = provider.try_acquire("n").await? else {
+        return Err(crate::Stop::failed("a free name was denied"));
+    };
+    let left = guard.remaining();
+    ensure!(
+        left + lag + times.margin() <= ttl && guard.check(),
+        "of a ttl of {ttl:?} {left:?} are left after an answer that took {lag:?}"
+    );
+    guard.release().await?;
     Ok(())
 }

@@ -1,13 +1,21 @@
 //! C. Renewal.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lock_core::{Claim, Handle, Lease, Nonce, Release, Renewal, Token};
+use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::{
+    Claim, Error, ErrorKind, Event, Handle, Lease, LockProvider as _, LossReason, Nonce, Operation,
+    Release, Renewal, Token,
+};
+
+use crate::candidate::Election;
 
 use crate::cx::{
     Cx, claim, denied, ensure, gone, granted, holder, name, owner, renewed, soon, within,
 };
-use crate::harness::Answer;
+use crate::harness::{Answer, Stop};
+use crate::history::Bounds;
 
 pub(crate) async fn renewal_restarts_the_countdown(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
@@ -221,5 +229,168 @@ pub(crate) async fn a_blocked_entry_delays_no_other(cx: Cx) -> Answer<()> {
         !matches!(answers[1], Ok(Renewal::Gone)),
         "a blocked entry is not gone"
     );
+    Ok(())
+}
+
+fn down() -> Error {
+    Error::new(ErrorKind::Unavailable, "down, as the suite wants it")
+}
+
+/// What a busy machine may add to any instant.
+const BUSY: Duration = Duration::from_millis(400);
+
+/// Lets the renewals of the leader go wrong: it is lost in time, the standby leads, and the first
+/// leads again once all is well and the other has stopped.
+async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<Option<LossReason>> {
+    let ttl = cx.short(cx.open().await?.as_ref()) * 2;
+    let election = Election::default();
+    let first = election.start(cx, 1, "n", ttl).await?;
+    first.leads(ttl * 2).await?;
+    let second = election.start(cx, 2, "n", ttl).await?;
+    let mut events = first.elector.events();
+    first
+        .faults
+        .inject(Operation::Renew, fault.clone(), Times::Always);
+    // It must not come back as soon as it has lost: the other shall lead.
+    first
+        .faults
+        .inject(Operation::TryAcquire, fault, Times::Always);
+    let takeover = ttl * 2 + cx.slack(cx.open().await?.as_ref()) + BUSY;
+    second.leads(takeover).await?;
+    let mut reason = None;
+    while let Ok(event) = events.try_recv() {
+        if let Event::Lost { reason: lost, .. } = event {
+            reason = Some(lost);
+        }
+    }
+    first.faults.heal();
+    second.stop().await?;
+    first.leads(ttl * 3).await?;
+    // Resigned in good time by its own drain, or lost: both ends of the term are timely.
+    let wrong = election
+        .recorder
+        .violations(&Bounds::new(BUSY, Some(takeover)));
+    ensure!(wrong.is_empty(), "{}", wrong[0]);
+    first.stop().await?;
+    Ok(reason)
+}
+
+pub(crate) async fn hanging_renewals_lose_in_time(cx: Cx) -> Answer<()> {
+    loses_in_time(&cx, Fault::HangBefore).await.map(drop)
+}
+
+pub(crate) async fn failing_renewals_lose_in_time(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref()) * 2;
+    let faulty = Faulty::new(store);
+    let faults = faulty.faults().clone();
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    let guard = provider.acquire("n").await?;
+    faults.inject(Operation::Renew, Fault::FailBefore(down()), Times::Always);
+    let deadline = guard.remaining() + BUSY;
+    let reason = within("the loss is told", deadline, guard.lost()).await?;
+    ensure!(!guard.check(), "lost, and check() is true");
+    ensure!(
+        matches!(&reason, LossReason::Expired { last_error: Some(error) }
+            if error.message().contains("as the suite wants it")),
+        "the loss does not tell the error of the renewals: {reason:?}"
+    );
+    drop(guard);
+    loses_in_time(&cx, Fault::FailBefore(down()))
+        .await
+        .map(drop)
+}
+
+pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref()) * 3;
+    let faulty = Faulty::new(store);
+    let faults = faulty.faults().clone();
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    let guard = provider.acquire("n").await?;
+    let token = guard.token();
+    for fault in [
+        Fault::FailBefore(down()),
+        Fault::FailAfter(down()),
+        Fault::HangBefore,
+        Fault::HangAfter,
+    ] {
+        let struck = faults.struck();
+        let deadline = guard.deadline();
+        faults.inject(Operation::Renew, fault.clone(), Times::Next(1));
+        let moved = crate::cx::eventually("the deadline moves again", ttl * 2, || async {
+            Ok(faults.struck() > struck && guard.deadline() > deadline)
+        });
+        moved.await?;
+        ensure!(guard.check(), "{fault:?}, once, ended the term");
+    }
+    ensure!(guard.token() == token, "the token changed");
+    let answer = guard.release().await?;
+    ensure!(
+        answer == Release::Released,
+        "after bad renewals: {answer:?}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.long(store.as_ref());
+    let provider = cx.provider(&store, ttl);
+    let other = cx.provider(&cx.open().await?, ttl);
+    for fails in [true, false] {
+        let elector = provider.elector("n")?;
+        let (began, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+        let running = {
+            let elector = elector.clone();
+            tokio::spawn(async move {
+                elector
+                    .run(move |leadership| {
+                        drop(began.send(leadership.token()));
+                        async move { if fails { Err("it failed") } else { Ok(()) } }
+                    })
+                    .await
+            })
+        };
+        let token = soon("the work begins", has_begun.recv()).await?;
+        let guard = soon("another gets the lease", other.acquire("n")).await??;
+        ensure!(
+            Some(guard.token()) > token,
+            "the token {} follows {token:?}",
+            guard.token()
+        );
+        elector.shutdown();
+        soon("the candidate ends", running)
+            .await?
+            .map_err(Stop::failed)??;
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn nothing_is_renewed_afterwards(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref());
+    let faulty = Faulty::new(Arc::clone(&store));
+    let faults = faulty.faults().clone();
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    for released in [true, false] {
+        let guard = provider.acquire("n").await?;
+        let before = faults.calls(Operation::Renew);
+        crate::cx::eventually("it is renewed", ttl * 2, || async {
+            Ok(faults.calls(Operation::Renew) > before)
+        })
+        .await?;
+        if released {
+            guard.release().await?;
+        }
+        drop(guard);
+        cx.until_free(store.as_ref(), &name("n")).await?;
+        let before = faults.calls(Operation::Renew);
+        // Nothing may happen in this time; there is no condition to wait for.
+        tokio::time::sleep(ttl).await;
+        let after = faults.calls(Operation::Renew);
+        ensure!(after == before, "{} renewals after the end", after - before);
+    }
     Ok(())
 }

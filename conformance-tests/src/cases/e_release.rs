@@ -1,11 +1,16 @@
 //! E. Release semantics and leaking entries.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{LeaseState, Release};
+use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::{Error, ErrorKind, LeaseState, LockProvider as _, Operation, Release};
+
+use crate::candidate::Election;
 
 use crate::cx::{Cx, claim, denied, ensure, gone, granted, holder, is_free, name, renewed};
 use crate::harness::Answer;
+use crate::history::{Bounds, What};
 
 pub(crate) async fn released_once_then_not_held(cx: Cx) -> Answer<()> {
     let (store, other) = (cx.open().await?, cx.open().await?);
@@ -31,22 +36,25 @@ pub(crate) async fn released_once_then_not_held(cx: Cx) -> Answer<()> {
     renewed(other.as_ref(), &next).await
 }
 
-pub(crate) async fn release_after_expiry_is_not_held(cx: Cx) -> Answer<()> {
+pub(crate) async fn release_after_expiry_revives_nothing(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
     let name = name("n");
     let ttl = cx.short(store.as_ref());
     let lease = granted(store.as_ref(), &claim(&name, ttl)).await?;
     cx.until_free(store.as_ref(), &name).await?;
+    // Either answer is right for an expired entry that still lies there; reviving it is not.
+    store.release(&lease).await?;
+    let seen = store.observe(&name).await?;
+    ensure!(seen.holder().is_none(), "the release extended it: {seen:?}");
+    gone(store.as_ref(), &lease).await?;
+    let next = granted(store.as_ref(), &claim(&name, ttl)).await?;
+    ensure!(next.token() > lease.token(), "the token went back");
     let answer = store.release(&lease).await?;
     ensure!(
         answer == Release::NotHeld,
-        "a release after the expiry: {answer:?}"
+        "an old term released the new one"
     );
-    let seen = store.observe(&name).await?;
-    ensure!(seen.holder().is_none(), "the release extended it: {seen:?}");
-    let next = granted(store.as_ref(), &claim(&name, ttl)).await?;
-    ensure!(next.token() > lease.token(), "the token went back");
-    Ok(())
+    renewed(store.as_ref(), &next).await
 }
 
 pub(crate) async fn withdraw_leaves_nothing(cx: Cx) -> Answer<()> {
@@ -100,10 +108,14 @@ pub(crate) async fn sweep_removes_the_unused_only(cx: Cx) -> Answer<()> {
     ensure!(next.token() > released.token(), "a sweep took a token back");
     store.release(&next).await?;
 
-    store.sweep(Duration::ZERO).await?;
+    let removed = store.sweep(Duration::ZERO).await?;
     for gone_name in [&freed, &expired] {
         let seen = store.observe(gone_name).await?;
-        ensure!(seen.state == LeaseState::Absent, "swept, and yet {seen:?}");
+        // A store whose entries expire by themselves has nothing to sweep.
+        ensure!(
+            seen.holder().is_none() && (removed == 0 || seen.state == LeaseState::Absent),
+            "{removed} swept, and yet {seen:?}"
+        );
     }
     renewed(store.as_ref(), &kept).await?;
     for (swept, before) in [(&freed, next.token()), (&expired, lapsed.token())] {
@@ -114,5 +126,79 @@ pub(crate) async fn sweep_removes_the_unused_only(cx: Cx) -> Answer<()> {
             after.token()
         );
     }
+    Ok(())
+}
+
+pub(crate) async fn a_failed_release_can_be_repeated(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.long(store.as_ref());
+    let faulty = Faulty::new(Arc::clone(&store));
+    let faults = faulty.faults().clone();
+    let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+    let guard = provider.acquire("n").await?;
+    let down = Error::new(ErrorKind::Unavailable, "down").with_indeterminate(false);
+    faults.inject(Operation::Release, Fault::FailBefore(down), Times::Always);
+    let error = match guard.release().await {
+        Ok(answer) => return Err(crate::Stop::failed(format!("nothing was sent: {answer:?}"))),
+        Err(error) => error,
+    };
+    ensure!(
+        error.kind() == ErrorKind::Unavailable && error.to_string().contains("expires"),
+        "the error does not say that the lease stays: {error}"
+    );
+    ensure!(!guard.check(), "given up, and check() is true");
+    holder(store.as_ref(), &name("n")).await?;
+    faults.heal();
+    let answer = guard.release().await?;
+    ensure!(
+        answer == Release::Released,
+        "the second release: {answer:?}"
+    );
+    let seen = store.observe(&name("n")).await?;
+    ensure!(is_free(&seen), "released, and {seen:?}");
+    ensure!(
+        faults.calls(Operation::Renew) == 0,
+        "renewed after it was given up"
+    );
+    Ok(())
+}
+
+pub(crate) async fn work_ends_before_the_lease_does(cx: Cx) -> Answer<()> {
+    let ttl = cx.long(cx.open().await?.as_ref());
+    let election = Election::default();
+    let mut leader = election.start(&cx, 1, "n", ttl).await?;
+    leader.leads(crate::cx::SOON).await?;
+    for who in 2..=4 {
+        let standby = election.start(&cx, who, "n", ttl).await?;
+        // A standby that has been denied once waits to be told.
+        let mut status = standby.elector.status();
+        let told = status.wait_for(|s| matches!(s, lock_core::Status::Standby(Some(_))));
+        crate::cx::soon("the standby knows who leads", told)
+            .await?
+            .map_err(crate::Stop::failed)?;
+        leader.stop().await?;
+        standby.leads(ttl / 3 + crate::cx::SOON).await?;
+        leader = standby;
+    }
+    leader.stop().await?;
+    let store = cx.open().await?;
+    let seen = store.observe(&name("n")).await?;
+    ensure!(is_free(&seen), "all have stopped, and {seen:?}");
+    // Where there is push a clean stop is no wait for a poll, let alone for the ttl.
+    let takeover = if store.capabilities().push {
+        Duration::from_secs(2)
+    } else {
+        ttl / 3 + Duration::from_secs(2)
+    };
+    let slack = Duration::from_millis(400);
+    let mut history = election.recorder.history();
+    let last = history.iter().rposition(|e| e.what == What::Released);
+    // Nobody is to take over from the last one.
+    if let Some(last) = last {
+        history.truncate(last);
+    }
+    let end = history.last().map_or(Duration::ZERO, |e| e.at);
+    let wrong = crate::history::violations(&history, end, &Bounds::new(slack, Some(takeover)));
+    ensure!(wrong.is_empty(), "{}", wrong[0]);
     Ok(())
 }

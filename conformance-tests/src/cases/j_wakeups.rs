@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use lock_core::{Capabilities, Lease, LeaseState};
+use lock_core::{Capabilities, Lease, LeaseState, LockProvider as _};
+
+use crate::candidate::Election;
 
 use crate::cx::{Cx, claim, denied, ensure, granted, name, soon};
 use crate::harness::{Answer, Stop};
@@ -120,4 +122,29 @@ pub(crate) async fn watch_tells_of_each_change(cx: Cx) -> Answer<()> {
         soon("a stale look ends at once", other.watch(&stale)).await??;
     }
     Ok(())
+}
+
+pub(crate) async fn a_step_down_hands_over(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref()) * 2;
+    let election = Election::default();
+    let first = election.start(&cx, 1, "n", ttl).await?;
+    first.leads(crate::cx::SOON).await?;
+    let second = election.start(&cx, 2, "n", ttl).await?;
+    let onlooker = cx.provider(&store, ttl);
+    let hold_off = ttl * 3;
+    ensure!(
+        onlooker.step_down("n", hold_off).await?,
+        "nobody to step down, and yet one leads"
+    );
+    let asked = std::time::Instant::now();
+    second.leads(ttl * 2).await?;
+    second.stop().await?;
+    first.leads(hold_off + ttl * 2).await?;
+    ensure!(
+        asked.elapsed() >= hold_off,
+        "it led again {:?} after it was asked to hold off for {hold_off:?}",
+        asked.elapsed()
+    );
+    first.stop().await
 }

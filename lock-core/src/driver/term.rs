@@ -104,7 +104,7 @@ impl Term {
             .is_ok()
     }
 
-    /// Moves the deadline forward; false when the term is over.
+    /// Moves the deadline, which is back when a renewal was granted less; false when the term is over.
     pub(crate) fn extend(&self, to: Moment) -> bool {
         loop {
             let deadline = self.deadline.load(Ordering::Acquire);
@@ -113,7 +113,7 @@ impl Term {
                 if deadline == OVER || self.swap(deadline, OVER) {
                     return false;
                 }
-            } else if to.as_nanos() <= deadline || self.swap(deadline, to.as_nanos()) {
+            } else if self.swap(deadline, to.as_nanos()) {
                 return true;
             }
         }
@@ -285,6 +285,15 @@ mod tests {
         // As if the renewal had read the clock before the deadline.
         clock.0.store(199, Ordering::SeqCst);
         assert!(!term.extend(Moment::from_nanos(300)));
+        assert!(!term.check());
+    }
+
+    #[test]
+    fn a_renewal_that_granted_less_moves_the_deadline_back() {
+        let clock = Arc::new(Hand::default());
+        let term = term(&clock, 100);
+        assert!(term.extend(Moment::from_nanos(50)));
+        clock.0.store(50, Ordering::SeqCst);
         assert!(!term.check());
     }
 

@@ -19,6 +19,9 @@ pub(super) struct Duty {
     pub(super) stale_renewal: Option<OpId>,
     /// The store has answered, but the stale renewal has not been.
     settled: bool,
+    /// The request under way was made before the stale renewal was answered, so that its answer does
+    /// not settle anything.
+    once_more: bool,
     retry_at: Moment,
     failures: u32,
 }
@@ -41,6 +44,7 @@ impl Duty {
             op: None,
             stale_renewal: stale,
             settled: false,
+            once_more: false,
             retry_at: now,
             failures: 0,
         }
@@ -65,9 +69,10 @@ impl Duty {
     }
 
     /// The store has answered. Gives what to report, the first time.
-    pub(super) fn answered(&mut self, outcome: Release) -> Option<(Lease, Release)> {
+    pub(super) fn answered(&mut self, now: Moment, outcome: Release) -> Option<(Lease, Release)> {
         self.op = None;
-        self.settled = true;
+        self.settled = !std::mem::take(&mut self.once_more);
+        self.retry_at = now;
         self.failures = 0;
         match &mut self.what {
             Owed::Release { lease, report } => {
@@ -80,6 +85,7 @@ impl Duty {
     /// The request has failed; it is made again after a pause.
     pub(super) fn failed(&mut self, now: Moment, timing: &Timing) -> u32 {
         self.op = None;
+        self.once_more = false;
         self.failures += 1;
         self.retry_at = now.after(timing.backoff(self.failures));
         self.failures
@@ -90,6 +96,7 @@ impl Duty {
         self.stale_renewal = None;
         if !gone {
             self.settled = false;
+            self.once_more = self.op.is_some();
             self.retry_at = now;
         }
     }

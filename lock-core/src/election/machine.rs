@@ -185,8 +185,8 @@ impl Machine {
                 other => self.state = other,
             },
             Input::Resign { hold_off } => {
+                self.leave_alone_for(hold_off);
                 if let State::Holding(_) = self.state {
-                    self.hold_off = hold_off;
                     self.stop(now, StopReason::Resigned);
                 }
             }
@@ -414,10 +414,7 @@ impl Machine {
 
     fn on_attempt(&mut self, now: Moment, sent: Moment, hinted: bool, answer: Result<Attempt>) {
         match answer {
-            Ok(Attempt::Granted(lease)) => {
-                self.recovered();
-                self.on_granted(now, sent, lease);
-            }
+            Ok(Attempt::Granted(lease)) => self.on_granted(now, sent, lease),
             Ok(Attempt::Held(holder)) => {
                 self.recovered();
                 self.on_denied(now, hinted, holder);
@@ -456,6 +453,7 @@ impl Machine {
             );
             return self.refuse(now, lease, error);
         }
+        self.recovered();
         let token = lease.token();
         self.highest = Some(token);
         self.tell(Event::Gained { token, deadline });
@@ -663,15 +661,18 @@ impl Machine {
                 let failures = std::mem::take(&mut term.failures);
                 term.last_error = None;
                 let token = term.lease.token();
+                if let Some(Request::StepDown { hold_off }) = request {
+                    self.leave_alone_for(hold_off);
+                }
                 if let State::Holding(term) = &mut self.state {
-                    let deadline = timing.deadline(sent, ttl).max(term.deadline);
+                    // Earlier than before when the store has granted less than before.
+                    let deadline = timing.deadline(sent, ttl);
                     term.deadline = deadline;
                     self.tell(Event::Renewed { token, deadline });
                     if failures > 0 {
                         self.tell(Event::Recovered { failures });
                     }
-                    if let Some(Request::StepDown { hold_off }) = request {
-                        self.hold_off = hold_off;
+                    if let Some(Request::StepDown { .. }) = request {
                         self.stop(now, StopReason::Requested);
                     }
                 }
@@ -692,6 +693,13 @@ impl Machine {
                     retry_in,
                 });
             }
+        }
+    }
+
+    /// After this term, which has been told to stop or will be, does not claim for this long.
+    fn leave_alone_for(&mut self, hold_off: Duration) {
+        if self.lease().is_some() {
+            self.hold_off = self.hold_off.max(hold_off);
         }
     }
 
@@ -825,7 +833,7 @@ impl Machine {
         };
         match answer {
             Ok(outcome) => {
-                if let Some((lease, outcome)) = duty.answered(outcome) {
+                if let Some((lease, outcome)) = duty.answered(now, outcome) {
                     self.tell(Event::Released {
                         token: lease.token(),
                         outcome,

@@ -161,8 +161,13 @@ impl Sqlite {
                 )));
             }
         }
-        // Taking the write lock also finds out whether this process may write at all.
-        let create = format!("BEGIN IMMEDIATE; {}; COMMIT", self.sql().create);
+        // The last statement changes nothing, and fails where this process may not write: `BEGIN
+        // IMMEDIATE` does not.
+        let create = format!(
+            "BEGIN IMMEDIATE; {}; UPDATE {} SET token = token WHERE false; COMMIT",
+            self.sql().create,
+            file.table.quoted()
+        );
         connection.execute(AssertSqlSafe(create)).await?;
         Ok(Ok(()))
     }

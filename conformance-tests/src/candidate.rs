@@ -1,0 +1,147 @@
+//! A candidate that records its history.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lock_core::clock::Moment;
+use lock_core::wrap::{Faults, Faulty};
+use lock_core::{Elector, FenceGate, Leadership, LockProvider as _, Timing};
+use tokio::task::JoinHandle;
+
+use crate::cx::{Cx, owner, soon, timing};
+use crate::harness::{Answer, Stop};
+use crate::history::{Recorder, What};
+
+/// What the candidates of one election share: the history, and a resource that checks tokens.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Election {
+    pub(crate) recorder: Recorder,
+    gate: Arc<Mutex<FenceGate>>,
+}
+
+/// One running candidate.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    pub(crate) elector: Elector,
+    /// What goes wrong between it and the store.
+    pub(crate) faults: Faults,
+    task: JoinHandle<lock_core::Result<()>>,
+}
+
+impl Election {
+    /// Starts candidate `who` for `name`, with a client of its own.
+    pub(crate) async fn start(
+        &self,
+        cx: &Cx,
+        who: u32,
+        name: &str,
+        ttl: Duration,
+    ) -> Answer<Candidate> {
+        let faults = Faults::seeded(cx.random());
+        let store = Faulty::with_faults(cx.open().await?, faults.clone());
+        let provider = cx
+            .provider(&(Arc::new(store) as _), ttl)
+            .with_owner(owner(&format!("candidate-{who}")));
+        let elector = provider.elector(name)?;
+        let timing = timing(ttl);
+        let (election, running) = (self.clone(), elector.clone());
+        let task = tokio::spawn(async move {
+            running
+                .run(move |leadership| {
+                    let election = election.clone();
+                    async move {
+                        election.work(who, &leadership, &timing).await;
+                        Ok::<(), String>(())
+                    }
+                })
+                .await
+        });
+        Ok(Candidate {
+            elector,
+            faults,
+            task,
+        })
+    }
+
+    async fn work(&self, who: u32, leadership: &Leadership, timing: &Timing) {
+        let token = leadership.token();
+        let recorder = &self.recorder;
+        // The deadline says when the claim was sent.
+        let whole = timing
+            .deadline(Moment::START, timing.ttl())
+            .since(Moment::START);
+        let sent_ago = whole.saturating_sub(leadership.remaining());
+        let since = recorder.now().saturating_sub(sent_ago);
+        recorder.note(who, token, What::Granted { since });
+        {
+            let (recorder, leadership) = (recorder.clone(), leadership.clone());
+            tokio::spawn(async move {
+                leadership.lost().await;
+                recorder.note(who, token, What::Lost);
+            });
+        }
+        let _ended = Ended(recorder, who, leadership);
+        recorder.note(who, token, What::WorkBegan);
+        let mut deadline = Moment::START;
+        loop {
+            if leadership.deadline() != deadline {
+                let remaining = leadership.remaining();
+                if !remaining.is_zero() {
+                    deadline = leadership.deadline();
+                    let at = recorder.now() + remaining;
+                    recorder.note(who, token, What::Deadline(at));
+                }
+            }
+            recorder.check(who, token, || leadership.check());
+            {
+                let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+                let accepted = gate.admit(token).is_ok();
+                // Under the lock of the resource: the order of the history is its order.
+                recorder.note(who, token, What::Wrote { accepted });
+            }
+            tokio::select! {
+                biased;
+                _reason = leadership.stopping() => break,
+                () = tokio::time::sleep(Duration::from_millis(2)) => {}
+            }
+        }
+        recorder.note(who, token, What::Stopping);
+        // Work takes a moment to end.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Notes the end of the work, also when it is dropped.
+struct Ended<'a>(&'a Recorder, u32, &'a Leadership);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let Self(recorder, who, leadership) = *self;
+        recorder.note(who, leadership.token(), What::WorkEnded);
+        if leadership.check() {
+            recorder.note(who, leadership.token(), What::Released);
+        }
+    }
+}
+
+impl Candidate {
+    /// Waits until this one leads.
+    pub(crate) async fn leads(&self, limit: Duration) -> Answer<()> {
+        let mut status = self.elector.status();
+        let leading = status.wait_for(|s| matches!(s, lock_core::Status::Leading(_)));
+        tokio::time::timeout(limit, leading)
+            .await
+            .map_err(|_| Stop::failed(format!("it does not lead within {limit:?}")))?
+            .map(drop)
+            .map_err(Stop::failed)
+    }
+
+    /// Shuts it down and waits for its end.
+    pub(crate) async fn stop(self) -> Answer<()> {
+        self.elector.shutdown();
+        soon("a candidate that was shut down ends", self.task)
+            .await?
+            .map_err(Stop::failed)?
+            .map_err(Stop::from)
+    }
+}

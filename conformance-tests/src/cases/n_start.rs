@@ -1,0 +1,95 @@
+//! N. Start-up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::{Error, ErrorKind, LockProvider as _, Operation};
+
+use crate::candidate::Election;
+use crate::cx::{Cx, SOON, claim, ensure, granted, name};
+use crate::harness::Answer;
+use crate::history::What;
+
+pub(crate) async fn no_store_no_leader(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref());
+    let election = Election::default();
+    for fault in [
+        Fault::FailBefore(Error::new(ErrorKind::Unavailable, "down")),
+        Fault::HangBefore,
+    ] {
+        let faulty = Faulty::new(Arc::clone(&store));
+        faulty
+            .faults()
+            .inject(Operation::TryAcquire, fault.clone(), Times::Always);
+        let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
+        match provider.try_acquire("n").await {
+            Err(error) => ensure!(
+                matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout),
+                "{fault:?}: {error}"
+            ),
+            Ok(got) => ensure!(false, "{fault:?}: {got:?} instead of an error"),
+        }
+    }
+    let candidate = election.start(&cx, 1, "n", ttl).await?;
+    candidate.stop().await?;
+    let down = election.start(&cx, 2, "m", ttl).await?;
+    // A start that raced the fault is ended first.
+    down.faults.inject(
+        Operation::TryAcquire,
+        Fault::FailBefore(Error::new(ErrorKind::Unavailable, "down")),
+        Times::Always,
+    );
+    down.elector.resign(Duration::ZERO);
+    crate::cx::eventually("it stands by", SOON, || async {
+        Ok(!matches!(
+            *down.elector.status().borrow(),
+            lock_core::Status::Leading(_) | lock_core::Status::Stopping(_)
+        ) && down.faults.calls(Operation::TryAcquire) > 3)
+    })
+    .await?;
+    let before = election.recorder.history().len();
+    tokio::time::sleep(ttl).await;
+    let worked = election.recorder.history().split_off(before);
+    ensure!(
+        !worked.iter().any(|e| e.what == What::WorkBegan),
+        "work ran without a store: {worked:?}"
+    );
+    down.faults.heal();
+    down.leads(ttl * 2 + SOON).await?;
+    down.stop().await
+}
+
+pub(crate) async fn a_standby_that_stops_never_led(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.long(store.as_ref());
+    let election = Election::default();
+    for round in 0..cx.rounds(10, 50) {
+        let held = granted(store.as_ref(), &claim(&name("n"), ttl)).await?;
+        let standby = election.start(&cx, 1, "n", ttl).await?;
+        tokio::time::sleep(Duration::from_micros(cx.random() % 20_000)).await;
+        // Every other round exactly when the lock becomes free.
+        if round % 2 == 0 {
+            standby.stop().await?;
+            store.release(&held).await?;
+        } else {
+            let (stopped, released) = tokio::join!(standby.stop(), store.release(&held));
+            stopped?;
+            released?;
+        }
+        crate::cx::eventually("the stopped standby holds nothing", SOON, || async {
+            Ok(store.observe(&name("n")).await?.holder().is_none())
+        })
+        .await?;
+        if round % 2 == 0 {
+            let history = election.recorder.history();
+            let led = history.iter().rev().take_while(|e| e.token > held.token());
+            ensure!(
+                led.count() == 0,
+                "a standby that was shut down has led: {history:?}"
+            );
+        }
+    }
+    Ok(())
+}

@@ -24,6 +24,7 @@ mod catalogue;
 mod cx;
 mod harness;
 pub mod history;
+pub mod servers;
 mod table;
 
 pub use case::{Case, Tier, Verdict, judge};

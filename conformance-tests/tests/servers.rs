@@ -1,0 +1,659 @@
+//! The server harness: real servers that start, suffer and leave nothing behind, and the proxy.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use conformance_tests::servers::{self, Direction, Flow, Kind, Proxy, Server};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(
+            started.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The processes whose command line names this folder or word.
+fn processes_naming(word: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+        let pid = entry.file_name().into_string().unwrap_or_default();
+        if !pid.bytes().all(|byte| byte.is_ascii_digit()) || pid == std::process::id().to_string() {
+            continue;
+        }
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        if line.contains(word) {
+            found.push(format!("{pid} {line}"));
+        }
+    }
+    found
+}
+
+/// Processes of the family of a server: those whose parent it is. Their own command lines may name no folder.
+fn children_of(pid: u32) -> Vec<u32> {
+    let parent = format!("PPid:\t{pid}");
+    fs::read_dir("/proc")
+        .expect("/proc")
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|child: &u32| {
+            let status = fs::read_to_string(format!("/proc/{child}/status"));
+            status.is_ok_and(|status| status.lines().any(|line| line == parent))
+        })
+        .collect()
+}
+
+fn is_there(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    status.is_ok_and(|status| !status.contains("State:\tZ"))
+}
+
+// --- every kind goes through the same life ------------------------------------------------------
+
+fn life(kind: Kind) {
+    let Some(server) = servers::or_skip(Server::builder(kind).start_program()) else {
+        return;
+    };
+    let (url, pid) = (server.url().to_owned(), server.pid().expect("it runs"));
+    assert!(url.contains("127.0.0.1"));
+    only_loopback(pid);
+
+    // Paused: the port still takes connections, and nobody serves.
+    let port = server.port().expect("ours");
+    server.pause().expect("pause");
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the kernel answers");
+    stream
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .expect("timeout");
+    stream.write_all(b"srvr\r\n").expect("the kernel takes it");
+    let silent = stream
+        .read(&mut [0; 64])
+        .expect_err("a stopped server is silent");
+    assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock, "{silent}");
+    drop(stream);
+    server.resume().expect("resume");
+    server.wait_ready().expect("serves again");
+
+    // Killed, also while paused: nothing answers, and it comes back at the same place.
+    let children = children_of(pid);
+    server.pause().expect("pause");
+    server.kill().expect("kill");
+    for pid in children.into_iter().chain([pid]) {
+        assert!(!is_there(pid), "{pid} is still there");
+    }
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect_err("nobody listens");
+    server.pause().expect_err("nothing to pause");
+    server.restart().expect("restart after kill");
+    assert_eq!(server.url(), url);
+
+    server.stop().expect("stop");
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect_err("nobody listens");
+    server.stop().expect("stopping twice is fine");
+    server.restart().expect("restart after stop");
+    server.restart().expect("restart of a running one");
+    let pid = server.pid().expect("it runs");
+    drop(server);
+    assert!(!is_there(pid), "it outlives its last handle");
+}
+
+/// No socket of the process or its children listens at anything but 127.0.0.1 or ::1.
+fn only_loopback(pid: u32) {
+    let mut inodes = Vec::new();
+    for pid in children_of(pid).into_iter().chain([pid]) {
+        for entry in fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let link = fs::read_link(entry.path()).unwrap_or_default();
+            let link = link.display().to_string();
+            inodes.extend(
+                link.strip_prefix("socket:[")
+                    .map(|rest| rest.trim_end_matches(']').to_owned()),
+            );
+        }
+    }
+    let mut listening = 0;
+    for table in ["tcp", "tcp6"] {
+        let table = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        for line in table.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if fields[3] != "0A" || !inodes.iter().any(|inode| inode == fields[9]) {
+                continue;
+            }
+            listening += 1;
+            let address = fields[1].split(':').next().unwrap_or_default();
+            let loopback = [
+                "0100007F",
+                "00000000000000000000000001000000",
+                "0000000000000000FFFF00000100007F",
+            ];
+            assert!(
+                loopback.contains(&address),
+                "{pid} listens at {}",
+                fields[1]
+            );
+        }
+    }
+    assert!(
+        listening > 0,
+        "{pid} listens nowhere: this look sees nothing"
+    );
+}
+
+#[test]
+fn postgres_lives() {
+    life(Kind::Postgres);
+}
+
+#[test]
+fn mariadb_lives() {
+    life(Kind::MariaDb);
+}
+
+#[test]
+fn redis_lives() {
+    life(Kind::Redis);
+}
+
+#[test]
+fn etcd_lives() {
+    life(Kind::Etcd);
+}
+
+#[test]
+fn zookeeper_lives() {
+    life(Kind::ZooKeeper);
+}
+
+#[test]
+fn durable_servers_start() {
+    for kind in Kind::ALL {
+        if let Some(server) = servers::or_skip(Server::builder(kind).durable().start_program()) {
+            server.wait_ready().expect("serves");
+        }
+    }
+}
+
+#[test]
+fn two_callers_share_one_server() {
+    let first = servers::or_skip(servers::shared(Kind::Redis));
+    let second = servers::or_skip(servers::shared(Kind::Redis));
+    let (Some(first), Some(second)) = (first, second) else {
+        return;
+    };
+    assert_eq!(first.url(), second.url());
+    assert_eq!(first.pid(), second.pid());
+}
+
+#[test]
+fn data_outlives_a_kill_and_settings_arrive() {
+    let Some(server) = servers::or_skip(
+        Server::redis()
+            .durable()
+            .with_setting("maxmemory", "7340032")
+            .start_program(),
+    ) else {
+        return;
+    };
+    let port = server.port().expect("ours");
+    assert_eq!(redis(port, "SET k v"), "+OK");
+    server.kill().expect("kill");
+    server.restart().expect("restart");
+    assert_eq!(redis(port, "GET k"), "$1 v");
+    assert_eq!(
+        redis(port, "CONFIG GET maxmemory"),
+        "*2 $9 maxmemory $7 7340032"
+    );
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let wrong = Server::postgres().with_setting("no_such_setting", "1");
+    match wrong.start_program() {
+        Ok(_) => panic!("it took a setting that there is not"),
+        Err(error) if error.is_missing() => {}
+        Err(error) => assert!(error.to_string().contains("no_such_setting"), "{error}"),
+    }
+}
+
+#[test]
+fn the_log_is_there_to_look_at() {
+    let Some(server) = servers::or_skip(Server::postgres().start_program()) else {
+        return;
+    };
+    let log = server.logs().expect("log");
+    assert!(log.contains("ready to accept connections"), "{log}");
+    assert!(!log.contains("ERROR"), "{log}");
+}
+
+/// One command, its answer on one line.
+fn redis(port: u16, command: &str) -> String {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connect");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    write!(stream, "{command}\r\nQUIT\r\n").expect("ask");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answer");
+    let lines: Vec<&str> = answer.trim_end().lines().map(str::trim).collect();
+    let (quit, lines) = lines.split_last().expect("an answer");
+    assert_eq!(*quit, "+OK");
+    lines.join(" ")
+}
+
+/// Not a test: the program that has no server, run by the one below.
+#[test]
+fn without() {
+    if std::env::var_os("LOCK_TEST_WITHOUT").is_some() {
+        let none = servers::or_skip(Server::redis().start());
+        assert!(none.is_none());
+    }
+}
+
+#[test]
+fn a_missing_server_is_told_and_fails_where_it_is_required() {
+    let run = |required: &str| {
+        // The runner's capture is on: the line must pass it.
+        Command::new(std::env::current_exe().expect("this program"))
+            .args(["without", "--exact"])
+            .env("LOCK_TEST_WITHOUT", "1")
+            .env("LOCK_TEST_SERVERS", "container")
+            .env("LOCK_TEST_REDIS_IMAGE", "no-such-image:at-all")
+            .env("LOCK_TEST_REQUIRE", required)
+            .output()
+            .expect("run")
+    };
+    let free = run("");
+    let said = String::from_utf8_lossy(&free.stdout).into_owned();
+    assert!(free.status.success(), "{said}");
+    assert!(
+        said.lines().any(|line| line.starts_with("SKIPPED redis: ")),
+        "{said}"
+    );
+    let required = run("1");
+    let said = String::from_utf8_lossy(&required.stdout).into_owned();
+    assert!(!required.status.success(), "{said}");
+    assert!(said.contains("redis: "), "{said}");
+}
+
+/// Not a test: the program whose environment names a server, run by the one below.
+#[test]
+fn named() {
+    if let Some(url) = std::env::var_os("LOCK_TEST_NAMED") {
+        let server = servers::shared(Kind::Redis).expect("named");
+        assert_eq!(server.url(), url);
+        assert_eq!((server.port(), server.pid()), (None, None));
+        for disturb in [
+            Server::stop,
+            Server::kill,
+            Server::pause,
+            Server::resume,
+            Server::restart,
+        ] {
+            let error = disturb(&server).expect_err("it is not ours");
+            assert!(error.to_string().contains("Server::builder"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_environment_names_a_server_and_its_password_is_not_told() {
+    let url = "redis://:hidden-word@127.0.0.1:1";
+    let out = Command::new(std::env::current_exe().expect("this program"))
+        .args(["named", "--exact", "--nocapture"])
+        .env("LOCK_TEST_NAMED", url)
+        .env("LOCK_TEST_REDIS_URL", url)
+        .output()
+        .expect("run");
+    let said = String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned();
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("USED redis: LOCK_TEST_REDIS_URL"), "{said}");
+    assert!(!said.contains("hidden-word"), "{said}");
+}
+
+// --- nothing is left ----------------------------------------------------------------------------
+
+/// Not a test: the program that is to die, run by the tests below.
+#[test]
+fn victim() {
+    let Ok(end) = std::env::var("LOCK_TEST_VICTIM") else {
+        return;
+    };
+    let kinds: &[Kind] = match end.as_str() {
+        "kill" => &Kind::ALL,
+        _ => &[Kind::Postgres, Kind::Redis],
+    };
+    let servers: Vec<Server> = kinds
+        .iter()
+        .copied()
+        .filter_map(|kind| servers::or_skip(Server::builder(kind).start_program()))
+        .collect();
+    let pids: Vec<u32> = servers.iter().filter_map(Server::pid).collect();
+    // One of them paused: it must go as well.
+    servers.last().expect("a server").pause().expect("pause");
+    println!("\nVICTIM {pids:?}");
+    match end.as_str() {
+        "panic" => panic!("as asked"),
+        "exit" => std::process::exit(3),
+        "abort" => std::process::abort(),
+        _ => thread::sleep(3 * PATIENCE), // until it is killed
+    }
+}
+
+fn die(end: &str) {
+    // A mark in the environment would be inherited; the folder is in the command line or the working directory.
+    let temp = tempfile::tempdir().expect("a folder");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(temp.path(), open).expect("the servers' accounts must reach it");
+    let mut child = Command::new(std::env::current_exe().expect("this program"))
+        .args(["victim", "--exact", "--nocapture"])
+        .env("LOCK_TEST_VICTIM", end)
+        .env("TMPDIR", temp.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("spawn");
+    let pids = pids_of(&mut child);
+    assert!(!pids.is_empty(), "the victim started nothing");
+    let children: Vec<u32> = pids.iter().flat_map(|pid| children_of(*pid)).collect();
+    if end == "kill" {
+        child.kill().expect("kill");
+    }
+    let status = child.wait().expect("wait");
+    assert!(!status.success(), "the victim ended well");
+    for pid in pids.into_iter().chain(children) {
+        eventually(&format!("server {pid} is gone after {end}"), || {
+            !is_there(pid)
+        });
+    }
+    let folder = temp.path().display().to_string();
+    eventually("no process names the folder", || {
+        processes_naming(&folder).is_empty()
+    });
+    eventually("the folders are removed", || {
+        fs::read_dir(temp.path())
+            .expect("the folder")
+            .next()
+            .is_none()
+    });
+}
+
+fn pids_of(child: &mut Child) -> Vec<u32> {
+    let out = BufReader::new(child.stdout.take().expect("piped"));
+    let line = out
+        .lines()
+        .map_while(Result::ok)
+        .find(|line| line.starts_with("VICTIM "));
+    let line = line.expect("the victim tells its servers");
+    let pids = line.trim_start_matches("VICTIM [").trim_end_matches(']');
+    pids.split(", ")
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+#[test]
+fn nothing_is_left_by_a_panic() {
+    die("panic");
+}
+
+#[test]
+fn nothing_is_left_by_a_kill() {
+    die("kill");
+}
+
+#[test]
+fn nothing_is_left_by_an_exit() {
+    die("exit");
+}
+
+#[test]
+fn nothing_is_left_by_an_abort() {
+    die("abort");
+}
+
+// --- the proxy ----------------------------------------------------------------------------------
+
+/// A server that sends back what it gets, and counts what it got.
+struct Echo {
+    port: u16,
+    got: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+fn echo() -> Echo {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    let got = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&got);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let counted = std::sync::Arc::clone(&counted);
+            thread::spawn(move || {
+                let (mut from, mut to) = (&stream, &stream);
+                let mut part = [0; 4096];
+                while let Ok(n @ 1..) = from.read(&mut part) {
+                    counted.fetch_add(n, std::sync::atomic::Ordering::SeqCst);
+                    if to.write_all(&part[..n]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    Echo { port, got }
+}
+
+impl Echo {
+    fn got(&self) -> usize {
+        self.got.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+fn client(proxy: &Proxy) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).expect("connect");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+}
+
+/// Sends five bytes and waits for them.
+fn round_trip(stream: &mut TcpStream) {
+    stream.write_all(b"hello").expect("send");
+    assert_eq!(answer(stream), *b"hello");
+}
+
+fn answer(stream: &mut TcpStream) -> [u8; 5] {
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).expect("answer");
+    answer
+}
+
+/// Nothing comes for a while, and the connection stays open.
+fn assert_silent(stream: &mut TcpStream) {
+    stream
+        .set_read_timeout(Some(Duration::from_millis(150)))
+        .expect("timeout");
+    let silent = stream.read(&mut [0; 8]).expect_err("silence");
+    assert_eq!(silent.kind(), std::io::ErrorKind::WouldBlock, "{silent}");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+}
+
+#[test]
+fn proxy_passes_and_counts() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut one = client(&proxy);
+    let mut two = client(&proxy);
+    round_trip(&mut one);
+    round_trip(&mut two);
+    round_trip(&mut two);
+    eventually("the bytes are counted", || {
+        proxy.bytes(Direction::ToClient) == 15
+    });
+    assert_eq!(proxy.bytes(Direction::ToServer), 15);
+    assert_eq!((proxy.accepted(), proxy.open()), (2, 2));
+    // The end of one direction is passed on, and the other still delivers.
+    one.write_all(b"hello").expect("send");
+    one.shutdown(std::net::Shutdown::Write).expect("shutdown");
+    assert_eq!(answer(&mut one), *b"hello");
+    assert_eq!(one.read(&mut [0; 8]).expect("end"), 0);
+    eventually("it is counted out", || proxy.open() == 1);
+}
+
+#[test]
+fn proxy_cuts_and_resets() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    proxy.cut();
+    assert_eq!(stream.read(&mut [0; 8]).expect("a clean end"), 0);
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    proxy.reset();
+    let reset = stream.read(&mut [0; 8]).expect_err("a reset");
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+    // New ones are as before.
+    round_trip(&mut client(&proxy));
+    proxy.refuse(true);
+    let mut stream = client(&proxy);
+    assert!(matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)));
+    proxy.heal();
+    round_trip(&mut client(&proxy));
+}
+
+#[test]
+fn proxy_holds_each_way_and_delivers_after() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+
+    proxy.set_flow(Direction::ToServer, Flow::Hold);
+    stream.write_all(b"later").expect("send");
+    assert_silent(&mut stream);
+    assert_eq!(echo.got(), 5, "a held request reached the server");
+    proxy.heal();
+    assert_eq!(answer(&mut stream), *b"later");
+
+    proxy.set_flow(Direction::ToClient, Flow::Hold);
+    stream.write_all(b"heard").expect("send");
+    eventually("the request takes effect", || echo.got() == 15);
+    assert_silent(&mut stream);
+    proxy.heal();
+    assert_eq!(answer(&mut stream), *b"heard");
+
+    proxy.black_hole();
+    let mut new = client(&proxy);
+    new.write_all(b"newer")
+        .expect("the proxy's kernel takes it");
+    assert_silent(&mut new);
+    assert_eq!(echo.got(), 15);
+    proxy.cut(); // ends them in the black hole
+    proxy.heal();
+    assert_eq!(new.read(&mut [0; 8]).unwrap_or(0), 0);
+    assert_eq!(echo.got(), 15, "what was cut off never arrives");
+}
+
+#[test]
+fn proxy_swallows() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    proxy.set_flow(Direction::ToClient, Flow::Swallow);
+    stream.write_all(b"taken").expect("send");
+    eventually("the request takes effect", || echo.got() == 10);
+    assert_silent(&mut stream);
+    proxy.heal();
+    round_trip(&mut stream); // the swallowed answer does not come before this one
+
+    proxy.swallow_next_answer();
+    assert!(proxy.is_swallowing());
+    stream.write_all(b"taken").expect("send");
+    assert_eq!(
+        stream.read(&mut [0; 8]).expect("a close"),
+        0,
+        "no answer, and the connection closed"
+    );
+    assert_eq!(echo.got(), 20, "the request took effect");
+    assert!(!proxy.is_swallowing());
+    round_trip(&mut client(&proxy));
+}
+
+#[test]
+fn proxy_half_opens() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    proxy.forsake(Direction::ToServer);
+    let before = echo.got();
+    stream
+        .write_all(b"alone")
+        .expect("the client can still send");
+    assert_silent(&mut stream);
+    assert_eq!(echo.got(), before, "what it sends reached the server");
+    assert_eq!(proxy.open(), 1);
+    proxy.cut();
+    assert!(matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)));
+
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    proxy.forsake(Direction::ToClient);
+    assert!(
+        matches!(stream.read(&mut [0; 8]), Ok(0) | Err(_)),
+        "the client's side is closed"
+    );
+    eventually("only the server's side is open", || proxy.open() == 1);
+}
+
+#[test]
+fn proxy_delays_without_slowing_the_stream() {
+    let echo = echo();
+    let proxy = Proxy::start(echo.port).expect("proxy");
+    let mut stream = client(&proxy);
+    round_trip(&mut stream);
+    let delay = Duration::from_millis(100);
+    proxy.set_delay(Direction::ToServer, delay);
+    let sent = Instant::now();
+    round_trip(&mut stream);
+    assert!(sent.elapsed() >= delay, "{:?}", sent.elapsed());
+    // Twenty in flight are delayed together: one after another would take two seconds.
+    let sent = Instant::now();
+    for _ in 0..20 {
+        stream.write_all(b"hello").expect("send");
+        thread::sleep(Duration::from_millis(2)); // so that they are twenty parts
+    }
+    for _ in 0..20 {
+        assert_eq!(answer(&mut stream), *b"hello");
+    }
+    let took = sent.elapsed();
+    assert!(took >= delay && took < 10 * delay, "{took:?}");
+}
+
+#[test]
+fn proxy_stands_before_a_real_server() {
+    let Some(server) = servers::or_skip(Server::redis().start_program()) else {
+        return;
+    };
+    let proxy = Proxy::start(server.port().expect("ours")).expect("proxy");
+    assert!(
+        server
+            .url_at(proxy.port())
+            .ends_with(&proxy.port().to_string())
+    );
+    assert_eq!(redis(proxy.port(), "SET a b"), "+OK");
+    proxy.swallow_next_answer();
+    let mut stream = client(&proxy);
+    stream.write_all(b"INCR n\r\n").expect("ask");
+    assert_eq!(stream.read(&mut [0; 8]).expect("a close"), 0);
+    assert_eq!(redis(proxy.port(), "GET n"), "$1 1");
+}

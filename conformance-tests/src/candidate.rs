@@ -38,6 +38,18 @@ impl Election {
         ttl: Duration,
     ) -> Answer<Candidate> {
         let faults = Faults::seeded(cx.random());
+        self.start_under(cx, who, name, ttl, faults).await
+    }
+
+    /// Starts it under faults that are there from the beginning.
+    pub(crate) async fn start_under(
+        &self,
+        cx: &Cx,
+        who: u32,
+        name: &str,
+        ttl: Duration,
+        faults: Faults,
+    ) -> Answer<Candidate> {
         let store = Faulty::with_faults(cx.open().await?, faults.clone());
         let provider = cx
             .provider(&(Arc::new(store) as _), ttl)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use lock_core::{LockPersistence, Nonce};
+use lock_core::Nonce;
 
 use crate::catalogue::Catalogue;
 use crate::cx::Cx;
@@ -53,7 +53,7 @@ pub struct Case {
     /// What it proves, in one line.
     pub proves: &'static str,
     /// The case itself.
-    pub(crate) run: Run,
+    run: Run,
 }
 
 impl fmt::Debug for Case {
@@ -88,14 +88,6 @@ impl Case {
     pub fn named(name: &str) -> Option<&'static Self> {
         crate::CASES.iter().find(|case| case.name == name)
     }
-}
-
-/// What a case needs to reach the same namespace from a child process.
-pub(crate) type OpenAt =
-    fn(String) -> Pin<Box<dyn Future<Output = Answer<Arc<dyn LockPersistence>>> + Send>>;
-
-pub(crate) fn open_at<H: Harness>() -> OpenAt {
-    |locator| Box::pin(async move { H::open_at(&locator).await })
 }
 
 /// What came of a case.
@@ -143,7 +135,7 @@ pub fn judge<H: Harness>(case: &'static Case, test_path: &'static str) -> Verdic
             .find(|(name, _)| *name == case.name)
             .map(|(_, reason)| (*reason).to_owned())
             .or_else(|| Catalogue::shared().exemption(case.name, backend));
-        let cx = Cx::new(Arc::new(harness), seed, open_at::<H>(), test_path);
+        let cx = Cx::new(Arc::new(harness), seed, test_path);
         let run = std::panic::AssertUnwindSafe((case.run)(cx)).catch_unwind();
         match tokio::time::timeout(LIMIT, run).await {
             Err(_) => Verdict::Failed(format!("it did not end within {LIMIT:?}")),

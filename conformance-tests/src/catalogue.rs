@@ -16,26 +16,23 @@ pub const BACKENDS: [&str; 7] = [
     "zookeeper",
 ];
 
-/// Where a field case is proven for one backend.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+/// Where a field case is proven for one backend. At least one of the four is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
-pub enum Cell {
+pub struct Cell {
     /// By these cases of the suite.
-    Run(Vec<String>),
-    /// By these tests outside the suite: `path/of/file.rs::test`.
-    Tests(Vec<String>),
-    /// By cases of the suite and tests outside it.
-    Both(Vec<String>, Vec<String>),
-    /// It cannot happen there, for this reason.
-    NotApplicable(String),
-    /// With what it will come: a backend, another crate or an issue.
-    Later(String),
+    pub run: Vec<String>,
+    /// By these tests outside it: `path/of/file.rs::test`.
+    pub tests: Vec<String>,
+    /// What is still to come, and with what.
+    pub later: Option<String>,
+    /// It cannot happen there, for this reason; the others are empty then.
+    pub not_applicable: Option<String>,
 }
 
 /// One field case and where it is proven.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct FieldCase {
     /// Its number.
@@ -64,6 +61,7 @@ struct Exemption {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
+    pending: Vec<String>,
     field: Vec<FieldCase>,
     exempt: Vec<Exemption>,
 }
@@ -86,6 +84,12 @@ impl Catalogue {
     #[must_use]
     pub fn field_cases(&self) -> &[FieldCase] {
         &self.field
+    }
+
+    /// Backends whose harness does not exist yet.
+    #[must_use]
+    pub fn pending(&self) -> &[String] {
+        &self.pending
     }
 
     /// Why a case of the suite does not apply to a backend, if it does not.

@@ -12,20 +12,18 @@ use lock_core::{
     Owner, Provider, Renewal, Timing,
 };
 
-use crate::case::{OpenAt, Tier};
+use crate::case::Tier;
 use crate::harness::{Answer, Harness, Stop};
 
 /// One fresh namespace, and helpers. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Cx(Arc<Inner>);
+pub(crate) struct Cx(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     harness: Arc<dyn Harness>,
     seed: u64,
     drawn: AtomicU64,
-    #[allow(dead_code, reason = "for cases with child processes")]
-    open_at: OpenAt,
     test_path: &'static str,
 }
 
@@ -34,17 +32,11 @@ struct Inner {
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 impl Cx {
-    pub(crate) fn new(
-        harness: Arc<dyn Harness>,
-        seed: u64,
-        open_at: OpenAt,
-        test_path: &'static str,
-    ) -> Self {
+    pub(crate) fn new(harness: Arc<dyn Harness>, seed: u64, test_path: &'static str) -> Self {
         Self(Arc::new(Inner {
             harness,
             seed,
             drawn: AtomicU64::new(0),
-            open_at,
             test_path,
         }))
     }
@@ -53,6 +45,7 @@ impl Cx {
         self.0.harness.as_ref()
     }
 
+    /// The path of the module that the suite was expanded in.
     pub(crate) fn test_path(&self) -> &'static str {
         self.0.test_path
     }
@@ -93,6 +86,11 @@ impl Cx {
     /// A ttl that does not end during a case.
     pub(crate) fn long(&self, store: &dyn LockPersistence) -> Duration {
         Duration::from_secs(60).min(store.capabilities().ttl.max)
+    }
+
+    /// A ttl whose polls a case can wait for, and that a busy machine does not lose.
+    pub(crate) fn brisk(&self, store: &dyn LockPersistence) -> Duration {
+        self.short(store) * 3
     }
 
     /// How much longer than `ttl` the store may keep a lease.

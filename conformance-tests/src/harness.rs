@@ -54,6 +54,9 @@ pub type Answer<T> = Result<T, Stop>;
 /// The suite makes one value per case, and drops it at the end. There are no default bodies: what
 /// your store does not have answers [`Stop::not_applicable`] with the reason, written out.
 ///
+/// # Errors of all methods
+/// [`Stop::NotApplicable`] for what the store does not have, [`Stop::Failed`] for what did not work.
+///
 /// `steal`, `wipe`, `block` and the server methods act *behind the back* of the store: as an operator
 /// with the store's own tools would, not through [`LockPersistence`].
 #[async_trait]
@@ -75,6 +78,9 @@ pub trait Harness: fmt::Debug + Send + Sync + 'static {
     fn expiry_slack(&self) -> Duration;
 
     /// A text by which another process reaches this namespace through [`open_at`](Self::open_at).
+    ///
+    /// # Errors
+    /// [`Stop::NotApplicable`] when no other process can.
     fn locator(&self) -> Answer<String>;
 
     /// A client of the namespace that this text stands for. Called in a child process.

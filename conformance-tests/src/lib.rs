@@ -1,14 +1,7 @@
 //! The conformance suite for lock stores: implement one harness, call one macro, prove your store.
 //!
-//! ```ignore
-//! #[derive(Debug)]
-//! struct MyHarness { /* a temporary namespace */ }
-//!
-//! #[async_trait]
-//! impl conformance_tests::Harness for MyHarness { /* … */ }
-//!
-//! conformance_tests::suite!(MyHarness);
-//! ```
+//! A whole store of about a hundred lines with its harness is in `tests/custom_backend.rs`; the line
+//! that makes the tests is `conformance_tests::suite!(MyHarness);`.
 //!
 //! Each case becomes a named `#[test]`, in a module per kind of fault. The suite knows only
 //! `lock-core`; what it finds wrong with a store is told by the failing test: its name, one line of
@@ -26,13 +19,16 @@ mod harness;
 pub mod history;
 pub mod servers;
 mod table;
+mod victim;
 
 pub use case::{Case, Tier, Verdict, judge};
-pub use catalogue::{Catalogue, Cell, FieldCase};
+pub use catalogue::{BACKENDS, Catalogue, Cell, FieldCase};
 pub use harness::{Answer, Harness, Stop};
 
 #[doc(hidden)]
 pub use case::run;
+#[doc(hidden)]
+pub use victim::victim;
 
 #[doc(hidden)]
 #[macro_export]
@@ -74,6 +70,12 @@ macro_rules! suite {
     ($harness:ty) => {
         fn __run(case: &str) {
             $crate::run::<$harness>(case, module_path!());
+        }
+        /// What a child process runs: this test program again, armed by its environment.
+        #[test]
+        #[ignore = "run by cases that need another process"]
+        fn victim() {
+            $crate::victim::<$harness>();
         }
         $crate::__cases!(__tests);
     };

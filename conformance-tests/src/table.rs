@@ -33,7 +33,7 @@ macro_rules! __cases {
                     "a renewal or release with a foreign nonce or another token does nothing";
                 [20] Ci stolen_is_gone
                     "an entry whose owner was changed by hand is gone for the old holder";
-                [21, 46] Ci wiped_is_gone
+                [21, 46, 63] Ci wiped_is_gone
                     "an entry deleted by hand is gone, and can be taken with a larger token";
                 [] Ci batch_answers_each_lease_in_order
                     "a batch answers each lease by itself and in order, live ones beside gone ones";
@@ -53,6 +53,8 @@ macro_rules! __cases {
             d_pause {
                 [14, 32] Ci one_leader_under_faults
                     "three candidates over stores that fail, lose answers and are slow: the history is right";
+                [32] Ci a_stopped_process_finds_its_term_over
+                    "a process stopped past its ttl: another leads, its first check is false, its release frees nothing";
             }
             e_release {
                 [34, 40] Ci released_once_then_not_held
@@ -61,10 +63,12 @@ macro_rules! __cases {
                     "a release after the expiry does not extend the lease, and never touches the next";
                 [] Ci withdraw_leaves_nothing
                     "a withdrawn claim holds nothing, whether it was granted or not, and harms nobody";
-                [35] Ci a_failed_release_can_be_repeated
+                [35, 121] Ci a_failed_release_can_be_repeated
                     "a release that could not be sent says so; the next one frees; nothing is renewed between";
                 [37, 38] Ci work_ends_before_the_lease_does
                     "a candidate that stops waits for its work, then hands over at once";
+                [38, 39] Ci a_killed_process_blocks_for_its_ttl_only
+                    "a process killed at any moment of taking and releasing: the name is free within the ttl";
                 [41, 95] Ci sweep_removes_the_unused_only
                     "a sweep removes old entries, never a held one, and tokens go on above";
             }
@@ -87,7 +91,7 @@ macro_rules! __cases {
                     "names equal in their first 254 bytes are different names";
                 [82] Ci hash_twins_are_independent
                     "names with the same short hash are different names";
-                [84] Ci path_and_glob_characters
+                [84, 85] Ci path_and_glob_characters
                     "separators and wildcards of stores are plain characters of a name";
                 [80, 87] Ci the_owner_text_decides_nothing
                     "two claims of one owner text exclude each other; texts come back as they were";
@@ -129,6 +133,8 @@ macro_rules! __cases {
             contract {
                 [64, 129] Ci one_of_many_racing_claims_wins
                     "eight clients at once on a new name, and again on each freed one: one grant each";
+                [64, 87] Ci processes_exclude_each_other
+                    "three processes of one owner text take turns, and never two at once";
                 [] Ci same_nonce_same_token
                     "repeating a granted claim gives the same token and a full ttl again";
                 [] Ci same_nonce_after_expiry_is_a_new_term

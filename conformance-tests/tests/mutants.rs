@@ -87,6 +87,10 @@ faults! {
 fn in_threads<T: Send + 'static>(
     work: impl IntoIterator<Item = impl FnOnce() -> T + Send + 'static>,
 ) -> Vec<T> {
+    #[allow(
+        clippy::needless_collect,
+        reason = "all must run before the first is waited for"
+    )]
     let running: Vec<JoinHandle<T>> = work.into_iter().map(std::thread::spawn).collect();
     running.into_iter().map(|t| t.join().unwrap()).collect()
 }

@@ -57,7 +57,8 @@ fn every_seed_is_safe_and_live() {
                 }
             }
         };
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut handles = Vec::new();
+        handles.resize_with(threads, || scope.spawn(work));
         let join = |handle: std::thread::ScopedJoinHandle<'_, _>| handle.join().expect("no panic");
         handles.into_iter().map(join).collect()
     });

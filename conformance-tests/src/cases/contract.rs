@@ -12,6 +12,7 @@ use crate::cx::{
     Cx, claim, denied, ensure, gone, granted, holder, is_free, name, owner, renew, renewed, soon,
 };
 use crate::harness::{Answer, Stop};
+use crate::victim::{Role, Victim};
 
 pub(crate) async fn one_of_many_racing_claims_wins(cx: Cx) -> Answer<()> {
     const CLIENTS: usize = 8;
@@ -456,6 +457,41 @@ pub(crate) async fn versions_change(cx: Cx) -> Answer<()> {
         );
         seen.push(held.version);
         store.release(&lease).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn processes_exclude_each_other(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.brisk(store.as_ref());
+    let mut victims = Vec::new();
+    for _ in 0..3 {
+        victims.push(Victim::start(&cx, Role::TakeTurns, "n", ttl).await?);
+    }
+    let mut turns = Vec::new();
+    for victim in &mut victims {
+        for _ in 0..cx.rounds(5, 100) {
+            // "token from to": when it was granted, and when it was about to release it, in
+            // nanoseconds of the clock of this machine.
+            let turn = victim.told("granted").await?;
+            let mut words = turn.split(' ').map(str::parse::<u64>);
+            let (Some(Ok(token)), Some(Ok(from)), Some(Ok(to))) =
+                (words.next(), words.next(), words.next())
+            else {
+                return Err(Stop::failed(format!("a process told {turn:?}")));
+            };
+            turns.push((from, to, token));
+        }
+    }
+    for victim in victims {
+        victim.kill().await?;
+    }
+    turns.sort_unstable();
+    for pair in turns.windows(2) {
+        ensure!(
+            pair[0].1 <= pair[1].0 && pair[0].2 < pair[1].2,
+            "two turns (from, to, token) overlap or their tokens go back: {pair:?}"
+        );
     }
     Ok(())
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use lock_core::wrap::{Fault, Times};
-use lock_core::{Error, ErrorKind, Operation};
+use lock_core::{Error, ErrorKind, LockProvider as _, Operation};
 
 use crate::candidate::Election;
-use crate::cx::{Cx, ensure, timing};
+use crate::cx::{Cx, ensure, timing, within};
 use crate::harness::Answer;
 use crate::history::{Bounds, What};
+use crate::victim::{Role, Victim};
 
 pub(crate) async fn one_leader_under_faults(cx: Cx) -> Answer<()> {
     let ttl = cx.short(cx.open().await?.as_ref());
@@ -70,5 +71,46 @@ pub(crate) async fn one_leader_under_faults(cx: Cx) -> Answer<()> {
         terms >= 2,
         "only {terms} terms in {span:?}: nothing was tested"
     );
+    Ok(())
+}
+
+pub(crate) async fn a_stopped_process_finds_its_term_over(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref());
+    let provider = cx.provider(&store, ttl);
+    for _ in 0..cx.rounds(2, 100) {
+        let mut victim = Victim::start(&cx, Role::Hold, "n", ttl).await?;
+        let old: u64 = victim
+            .told("held")
+            .await?
+            .parse()
+            .map_err(crate::Stop::failed)?;
+        victim.pause()?;
+        let limit = ttl * 2 + cx.slack(store.as_ref()) + Duration::from_secs(5);
+        let guard = within("another leads", limit, provider.acquire("n")).await??;
+        ensure!(
+            guard.token().get() > old,
+            "the token {} follows {old} of the stopped process",
+            guard.token()
+        );
+        victim.resume()?;
+        victim.ask("check").await?;
+        let check = victim.told("check").await?;
+        ensure!(
+            check == "false",
+            "after the stop its first check is {check}"
+        );
+        victim.ask("release").await?;
+        let release = victim.told("release").await?;
+        ensure!(
+            release == "NotHeld",
+            "the stopped process released: {release}"
+        );
+        ensure!(
+            guard.check(),
+            "the stopped process took the lease of another"
+        );
+        guard.release().await?;
+    }
     Ok(())
 }

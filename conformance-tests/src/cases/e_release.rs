@@ -11,6 +11,7 @@ use crate::candidate::Election;
 use crate::cx::{Cx, claim, denied, ensure, gone, granted, holder, is_free, name, renewed};
 use crate::harness::Answer;
 use crate::history::{Bounds, What};
+use crate::victim::{Role, Victim};
 
 pub(crate) async fn released_once_then_not_held(cx: Cx) -> Answer<()> {
     let (store, other) = (cx.open().await?, cx.open().await?);
@@ -164,7 +165,7 @@ pub(crate) async fn a_failed_release_can_be_repeated(cx: Cx) -> Answer<()> {
 }
 
 pub(crate) async fn work_ends_before_the_lease_does(cx: Cx) -> Answer<()> {
-    let ttl = cx.long(cx.open().await?.as_ref());
+    let ttl = cx.brisk(cx.open().await?.as_ref());
     let election = Election::default();
     let mut leader = election.start(&cx, 1, "n", ttl).await?;
     leader.leads(crate::cx::SOON).await?;
@@ -200,5 +201,21 @@ pub(crate) async fn work_ends_before_the_lease_does(cx: Cx) -> Answer<()> {
     let end = history.last().map_or(Duration::ZERO, |e| e.at);
     let wrong = crate::history::violations(&history, end, &Bounds::new(slack, Some(takeover)));
     ensure!(wrong.is_empty(), "{}", wrong[0]);
+    Ok(())
+}
+
+pub(crate) async fn a_killed_process_blocks_for_its_ttl_only(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.short(store.as_ref());
+    let provider = cx.provider(&store, ttl);
+    for _ in 0..cx.rounds(3, 100) {
+        let mut victim = Victim::start(&cx, Role::TakeTurns, "n", ttl).await?;
+        victim.told("granted").await?;
+        tokio::time::sleep(Duration::from_micros(cx.random() % 30_000)).await;
+        victim.kill().await?;
+        let limit = ttl + cx.slack(store.as_ref()) + Duration::from_millis(1000);
+        let guard = crate::cx::within("the name is free", limit, provider.acquire("n"));
+        guard.await??.release().await?;
+    }
     Ok(())
 }

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::wrap::{Fault, Faults, Faulty, Times};
 use lock_core::{Error, ErrorKind, LockProvider as _, Operation};
 
 use crate::candidate::Election;
-use crate::cx::{Cx, SOON, claim, ensure, granted, name};
+use crate::cx::{Cx, SOON, claim, ensure, eventually, granted, name};
 use crate::harness::Answer;
-use crate::history::What;
 
 pub(crate) async fn no_store_no_leader(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
     let ttl = cx.short(store.as_ref());
-    let election = Election::default();
     for fault in [
         Fault::FailBefore(Error::new(ErrorKind::Unavailable, "down")),
         Fault::HangBefore,
@@ -32,30 +30,20 @@ pub(crate) async fn no_store_no_leader(cx: Cx) -> Answer<()> {
             Ok(got) => ensure!(false, "{fault:?}: {got:?} instead of an error"),
         }
     }
-    let candidate = election.start(&cx, 1, "n", ttl).await?;
-    candidate.stop().await?;
-    let down = election.start(&cx, 2, "m", ttl).await?;
-    // A start that raced the fault is ended first.
-    down.faults.inject(
+    let election = Election::default();
+    let faults = Faults::seeded(cx.random());
+    faults.inject(
         Operation::TryAcquire,
         Fault::FailBefore(Error::new(ErrorKind::Unavailable, "down")),
         Times::Always,
     );
-    down.elector.resign(Duration::ZERO);
-    crate::cx::eventually("it stands by", SOON, || async {
-        Ok(!matches!(
-            *down.elector.status().borrow(),
-            lock_core::Status::Leading(_) | lock_core::Status::Stopping(_)
-        ) && down.faults.calls(Operation::TryAcquire) > 3)
+    let down = election.start_under(&cx, 1, "n", ttl, faults).await?;
+    eventually("it tries again and again", SOON, || async {
+        Ok(down.faults.calls(Operation::TryAcquire) > 3)
     })
     .await?;
-    let before = election.recorder.history().len();
-    tokio::time::sleep(ttl).await;
-    let worked = election.recorder.history().split_off(before);
-    ensure!(
-        !worked.iter().any(|e| e.what == What::WorkBegan),
-        "work ran without a store: {worked:?}"
-    );
+    let worked = election.recorder.history();
+    ensure!(worked.is_empty(), "work ran without a store: {worked:?}");
     down.faults.heal();
     down.leads(ttl * 2 + SOON).await?;
     down.stop().await
@@ -63,7 +51,7 @@ pub(crate) async fn no_store_no_leader(cx: Cx) -> Answer<()> {
 
 pub(crate) async fn a_standby_that_stops_never_led(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
-    let ttl = cx.long(store.as_ref());
+    let ttl = cx.brisk(store.as_ref());
     let election = Election::default();
     for round in 0..cx.rounds(10, 50) {
         let held = granted(store.as_ref(), &claim(&name("n"), ttl)).await?;
@@ -78,7 +66,7 @@ pub(crate) async fn a_standby_that_stops_never_led(cx: Cx) -> Answer<()> {
             stopped?;
             released?;
         }
-        crate::cx::eventually("the stopped standby holds nothing", SOON, || async {
+        eventually("the stopped standby holds nothing", SOON, || async {
             Ok(store.observe(&name("n")).await?.holder().is_none())
         })
         .await?;

@@ -9,7 +9,7 @@ use crate::harness::{Answer, Stop};
 
 pub(crate) async fn a_second_acquire_waits(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
-    let ttl = cx.long(store.as_ref());
+    let ttl = cx.brisk(store.as_ref());
     let provider = cx.provider(&store, ttl);
     let first = provider.acquire("n").await?;
     let again = provider.try_acquire("n").await?;

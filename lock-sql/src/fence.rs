@@ -21,7 +21,8 @@ pub trait Fence<DB: Database> {
     /// Locks, verifies that the lease is still ours and has not expired, and commits; else rolls back.
     ///
     /// It comes last, so that the lock lives one round trip. On PostgreSQL the lock keeps takeovers out, and
-    /// no renewal; any isolation level will do.
+    /// no renewal. Any isolation level will do; above read committed a lease that ended during the transaction
+    /// still commits as long as nobody has taken over.
     ///
     /// On SQLite begin the transaction with
     /// `BEGIN IMMEDIATE`: one that has read first and then finds that others have written must be

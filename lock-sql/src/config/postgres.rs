@@ -102,7 +102,9 @@ impl PostgresConfig {
 /// The URL without our own parameter, and that parameter.
 fn split(url: &str) -> Result<(Url, TableName)> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        return Err(bad("not a PostgreSQL URL; write postgres://USER:PASSWORD@HOST:PORT/DATABASE"));
+        return Err(bad(
+            "not a PostgreSQL URL; write postgres://USER:PASSWORD@HOST:PORT/DATABASE",
+        ));
     }
     // The parser's own text would not repeat the URL, but says nothing more that helps.
     let mut url = Url::parse(url).map_err(|_| {
@@ -115,7 +117,11 @@ fn split(url: &str) -> Result<(Url, TableName)> {
     for (key, value) in url.query_pairs() {
         match key.as_ref() {
             "table" => table = TableName::new(value.as_ref())?,
-            known if PARAMETERS.contains(&known) || known == "options" || known.starts_with("options[") => {
+            known
+                if PARAMETERS.contains(&known)
+                    || known == "options"
+                    || known.starts_with("options[") =>
+            {
                 rest.push((key.into_owned(), value.into_owned()));
             }
             unknown => {

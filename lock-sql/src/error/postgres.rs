@@ -44,11 +44,15 @@ pub(crate) fn is_pooler(error: &sqlx::Error) -> bool {
 pub(crate) fn ends_connection(error: &sqlx::Error) -> bool {
     match server(error) {
         Some(error) => {
-            fatal(error) || matches!(error.code(), "25006" | "0A000") || error.code().starts_with("08")
+            fatal(error)
+                || matches!(error.code(), "25006" | "0A000")
+                || error.code().starts_with("08")
         }
         None => !matches!(
             error,
-            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::ColumnNotFound(_)
+            sqlx::Error::ColumnDecode { .. }
+                | sqlx::Error::Decode(_)
+                | sqlx::Error::ColumnNotFound(_)
         ),
     }
 }

@@ -75,11 +75,7 @@ async fn early(lease: &Lease, tx: &mut Transaction<'_, Postgres>) -> Result<()> 
 /// of the transaction there is neither, and renewals are not kept waiting. What the transaction *sees* of
 /// the row may be as old as its snapshot, above read committed; so the expiry counts there only as far
 /// as the lock has not already shown that no other has taken over.
-async fn verify(
-    lease: &Lease,
-    handle: &Handle,
-    tx: &mut Transaction<'_, Postgres>,
-) -> Result<i64> {
+async fn verify(lease: &Lease, handle: &Handle, tx: &mut Transaction<'_, Postgres>) -> Result<i64> {
     let sql = format!(
         "WITH mine AS MATERIALIZED (SELECT expires, ttl FROM {} \
            WHERE name = $1::text AND nonce = $2::bytea AND token = $3::bigint FOR KEY SHARE) \

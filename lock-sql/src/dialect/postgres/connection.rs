@@ -1,5 +1,6 @@
 //! Connections of our own: opened late, used by one call at a time, thrown away when a call is dropped.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,13 +26,23 @@ const CONFLICTS: usize = 5;
 pub(super) const MARK: &str = "lockkit.session";
 
 /// One server and how to reach it.
-#[derive(Debug)]
 pub(super) struct Server {
     options: PgConnectOptions,
     lock_wait: Duration,
     pub(super) words: Words,
     pooled: AtomicBool,
     warned: AtomicBool,
+}
+
+/// The options are left out: their own form shows the password.
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("words", &self.words)
+            .field("lock_wait", &self.lock_wait)
+            .field("pooled", &self.pooled)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]

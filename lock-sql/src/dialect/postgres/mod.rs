@@ -155,12 +155,7 @@ impl Dialect for Postgres {
         let of = |lease: &Lease| row::stored_name(lease).to_owned();
         let values = [
             Value::Texts(leases.iter().map(of).collect()),
-            Value::ByteStrings(
-                leases
-                    .iter()
-                    .map(|l| row::nonce_bytes(l.nonce()))
-                    .collect(),
-            ),
+            Value::ByteStrings(leases.iter().map(|l| row::nonce_bytes(l.nonce())).collect()),
             Value::Integers(
                 leases
                     .iter()

@@ -89,7 +89,9 @@ fn found(rows: &[PgRow]) -> Result<Found, sqlx::Error> {
         other => return another(format!("it is no table (relkind {other})")),
     }
     if first.try_get::<String, _>("persistence")? != "p" {
-        return another("it is unlogged or temporary: a crash would empty it (ALTER TABLE … SET LOGGED)".into());
+        return another(
+            "it is unlogged or temporary: a crash would empty it (ALTER TABLE … SET LOGGED)".into(),
+        );
     }
     let mut columns = BTreeMap::new();
     for row in rows {
@@ -107,7 +109,9 @@ fn found(rows: &[PgRow]) -> Result<Found, sqlx::Error> {
             }
             Some((_, false, _)) => return another(format!("the column {name} may be NULL")),
             Some((_, _, false)) => {
-                return another(format!("the column {name} does not compare bytes (COLLATE \"C\")"));
+                return another(format!(
+                    "the column {name} does not compare bytes (COLLATE \"C\")"
+                ));
             }
             Some(_) => {}
         }

@@ -67,7 +67,8 @@ impl Statements {
         let columns = columns.join(", ");
         let look = "name, owner, nonce, token, ttl, version, metadata, note, \
              ceil(extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint AS remaining";
-        let freed = "nonce = ''::bytea, expires = clock_timestamp(), request = '', version = version + 1";
+        let freed =
+            "nonce = ''::bytea, expires = clock_timestamp(), request = '', version = version + 1";
         // Told at the commit, to who listens; a name is no longer than a payload may be.
         let tell = format!("pg_notify('{table}', name)");
         let end = |condition: &str| {

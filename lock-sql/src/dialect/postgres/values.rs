@@ -34,7 +34,10 @@ pub(super) fn bind(values: &[Value]) -> PgArguments {
             Value::ByteStrings(v) => arguments.add(v),
             Value::Integers(v) => arguments.add(v),
         };
-        debug_assert!(added.is_ok(), "text, bytes and numbers are encoded by a copy");
+        debug_assert!(
+            added.is_ok(),
+            "text, bytes and numbers are encoded by a copy"
+        );
     }
     arguments
 }

@@ -45,7 +45,9 @@ struct Denied {
 /// What a waiter sees.
 enum Sight {
     State(LeaseState),
-    Kept(Duration),
+    /// Kept for another, and for how long this waiter leaves it alone; no time of its own when somebody
+    /// stands before it.
+    Kept(Option<Duration>),
 }
 
 #[derive(Debug)]
@@ -148,7 +150,10 @@ impl Postgres {
             return Ok(Sight::State(LeaseState::Absent));
         };
         Ok(match self.decoded(row::kept(row))? {
-            Some(kept) => Sight::Kept(kept),
+            Some(kept) => {
+                let behind: bool = self.decoded(row.try_get("behind"))?;
+                Sight::Kept((!behind).then_some(kept))
+            }
             None => Sight::State(self.decoded(row::state(row))?),
         })
     }
@@ -172,7 +177,7 @@ impl Postgres {
         let mut any = denied.is_some_and(|d| d.kept);
         loop {
             let kept = match self.look(claim).await? {
-                Sight::Kept(kept) => Some(kept),
+                Sight::Kept(kept) => kept,
                 Sight::State(LeaseState::Held(h)) if any || h.token == seen.token => None,
                 Sight::State(_) => return Ok(()),
             };

@@ -213,7 +213,14 @@ impl Statements {
                 ahead("$4::bigint")
             )
             .into(),
-            look: format!("SELECT {look}, {} FROM {t} WHERE name = $1::text", kept("$2")).into(),
+            // Whether somebody stands before this claim, who is then told to look when the heir does not come.
+            look: format!(
+                "SELECT {look}, {}, EXISTS (SELECT FROM {w} a, {w} b WHERE a.name = $1::text AND b.name = $1::text \
+                 AND b.waiter = $2::bytea AND a.since < b.since AND a.until > clock_timestamp()) AS behind \
+                 FROM {t} WHERE name = $1::text",
+                kept("$2")
+            )
+            .into(),
             read: format!("SELECT {look} FROM {t} WHERE name = $1::text").into(),
             list: format!(
                 "SELECT {look} FROM {t} WHERE name >= $1::text AND name <> '' AND starts_with(name, $1::text) \

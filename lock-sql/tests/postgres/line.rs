@@ -108,7 +108,7 @@ async fn waiters_that_give_up_leave_the_line() {
         assert!(wait.await.unwrap(), "granted, though it was held");
     }
     let mut left = 0;
-    for _ in 0..200 {
+    for _ in 0..500 {
         left = waiters_in_line(&server, &table).await;
         if left == 0 {
             break;

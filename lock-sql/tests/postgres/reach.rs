@@ -136,7 +136,7 @@ async fn a_replica_is_refused_until_it_is_promoted() {
     let replica = serve(&bin, folder.path(), &["max_connections=1000".into()]);
     let store = store_at(&server.url_at(replica.port), &table);
     eventually("the replica answers", Duration::from_secs(20), || {
-        let store = store.clone();
+        let store = std::sync::Arc::clone(&store);
         async move {
             !store
                 .prepare()
@@ -320,7 +320,7 @@ async fn tls_is_what_the_url_says() {
             "t",
         );
         eventually("the server answers", Duration::from_secs(20), || {
-            let plain = plain.clone();
+            let plain = std::sync::Arc::clone(&plain);
             async move { plain.prepare().await.is_ok() }
         })
         .await;

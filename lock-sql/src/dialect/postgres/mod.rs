@@ -99,7 +99,7 @@ impl Postgres {
             server: place,
             database: options.get_database().unwrap_or(user).to_owned(),
             user: user.to_owned(),
-            table: table.clone(),
+            table,
             create: statements.create.clone(),
         };
         let server = Arc::new(Server::new(options, lock_wait, words.clone()));

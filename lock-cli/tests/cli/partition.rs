@@ -294,8 +294,11 @@ fn a_store_that_may_not_be_written_is_a_matter_of_permission() {
     set(site.mark(), 0o755);
     assert_eq!(writes.code(), 77, "{}", writes.err());
     assert_eq!(writes.err().lines().count(), 1, "{}", writes.err());
-    assert_eq!(reads.code(), 0, "{}", reads.err());
-    assert!(reads.out().starts_with("free"), "{}", reads.out());
+    // Without the right to write, SQLite reads a file in WAL mode only while its side files stand.
+    match reads.code() {
+        0 => assert!(reads.out().starts_with("free"), "{}", reads.out()),
+        code => assert_eq!(code, 77, "{}", reads.err()),
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_core::{Attempt, ErrorKind, LockPersistence as _, Nonce, Renewal};
-use lock_sql::sqlx::postgres::PgConnectOptions;
-use lock_sql::{SqlPersistence, TableName};
+use lock_sql::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use lock_sql::{SqlPersistence, TableName, sqlx};
 
 use crate::support::{
     MINUTE, by_hand, claim, denied, errors, eventually, fresh, granted, is_held, name, number, own,
@@ -212,7 +212,7 @@ async fn a_busy_pool_of_the_application_delays_no_renewal() {
     let Some(server) = shared().await else { return };
     let (store, _) = store(&server).await;
     let options: PgConnectOptions = server.url().parse().unwrap();
-    let pool = lock_sql::sqlx::postgres::PgPoolOptions::new()
+    let pool = PgPoolOptions::new()
         .max_connections(5)
         .connect_with(options)
         .await
@@ -220,11 +220,7 @@ async fn a_busy_pool_of_the_application_delays_no_renewal() {
     let busy: Vec<_> = (0..20)
         .map(|_| {
             let pool = pool.clone();
-            tokio::spawn(async move {
-                lock_sql::sqlx::query("SELECT pg_sleep(60)")
-                    .execute(&pool)
-                    .await
-            })
+            tokio::spawn(async move { sqlx::query("SELECT pg_sleep(60)").execute(&pool).await })
         })
         .collect();
     let ttl = Duration::from_secs(2);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -322,8 +323,6 @@ fn version(text: &str) -> Option<String> {
 /// It is taken from below those that the kernel gives to clients: while a server is down, a client that calls its
 /// port may otherwise be given just that port as its own and be answered by itself.
 pub(super) fn free_port() -> io::Result<u16> {
-    use std::hash::{BuildHasher, RandomState};
-
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let lowest = range
         .ok()
@@ -365,7 +364,10 @@ fn from_template(
 ) -> Result<(), Error> {
     let template = template_folder().map(|folder| {
         let uid = identity.map_or_else(|| rustix::process::geteuid().as_raw(), |it| it.uid);
-        folder.join(format!("{name}-uid{uid}"))
+        // A change of the words makes another template.
+        let mut hash = DefaultHasher::new();
+        words.hash(&mut hash);
+        folder.join(format!("{name}-uid{uid}-{:x}", hash.finish()))
     });
     if let Some(template) = template.as_ref().filter(|template| template.is_dir()) {
         return copy(template, data).map_err(Error::io(kind, "copy the template"));

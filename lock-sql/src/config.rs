@@ -50,6 +50,10 @@ impl TableName {
 
     /// The name as an identifier of standard SQL. The rule above leaves nothing to escape; the quotes
     /// are for names that are words of the language.
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        allow(dead_code, reason = "MySQL has quotes of its own")
+    )]
     pub(crate) fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
     }
@@ -87,6 +91,11 @@ impl From<TableName> for String {
     }
 }
 
+#[cfg(feature = "mysql")]
+mod mysql;
+
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlConfig, MySqlTls};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteConfig;
 

@@ -72,7 +72,12 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 2] = [("memory", None), ("sqlite", Some("sqlite"))];
+const SCHEMES: [(&str, Option<&str>); 4] = [
+    ("memory", None),
+    ("sqlite", Some("sqlite")),
+    ("mysql", Some("mysql")),
+    ("mariadb", Some("mysql")),
+];
 
 fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
     let bad = |text: String| Error::new(ErrorKind::InvalidConfig, text);
@@ -86,6 +91,11 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
         Some("sqlite") => {
             let config = lock_sql::SqliteConfig::from_url(url)?;
             Ok(Arc::new(lock_sql::SqlPersistence::sqlite(config)?))
+        }
+        #[cfg(feature = "mysql")]
+        Some("mysql" | "mariadb") => {
+            let config = lock_sql::MySqlConfig::from_url(url)?;
+            Ok(Arc::new(lock_sql::SqlPersistence::mysql(&config)?))
         }
         scheme => Err(bad(refusal(scheme))),
     }

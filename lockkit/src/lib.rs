@@ -20,10 +20,11 @@
 //! |---|---|---|
 //! | (always) | `memory:` | this process: the single-node mode |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
+//! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 
 mod connect;
 
 pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
 pub use lock_sql as sql;

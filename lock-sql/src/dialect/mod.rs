@@ -12,6 +12,8 @@ use lock_core::{
     Capabilities, Claim, Lease, LeaseState, LockName, Metadata, Observation, Renewal, Result, Token,
 };
 
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 

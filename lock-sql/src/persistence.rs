@@ -140,12 +140,13 @@ impl SqlPersistence {
     async fn until(
         &self,
         name: &LockName,
+        onlooker: bool,
         stale: impl Fn(&LeaseState) -> bool + Send + Sync,
     ) -> Result<()> {
         self.open()?;
         let mut closed = self.closed.subscribe();
         let look = async {
-            let mut changes = self.dialect.subscribe(name).await?;
+            let mut changes = self.dialect.subscribe(name, onlooker).await?;
             while stale(&self.dialect.read(name).await?) {
                 changes.changed().await?;
             }
@@ -221,7 +222,7 @@ impl LockPersistence for SqlPersistence {
     async fn wait(&self, claim: &Claim, seen: &Holder) -> Result<()> {
         let token = seen.token;
         let stale = move |now: &LeaseState| matches!(now, LeaseState::Held(h) if h.token == token);
-        let result = self.until(&claim.name, stale).await;
+        let result = self.until(&claim.name, false, stale).await;
         self.at(Operation::Wait, Some(&claim.name), result)
     }
 
@@ -240,7 +241,7 @@ impl LockPersistence for SqlPersistence {
             | (LeaseState::Expired(a), LeaseState::Expired(b)) => a.token == b.token,
             (a, b) => a == b,
         };
-        let result = self.until(&seen.name, stale).await;
+        let result = self.until(&seen.name, true, stale).await;
         self.at(Operation::Watch, Some(&seen.name), result)
     }
 

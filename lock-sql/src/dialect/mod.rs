@@ -41,8 +41,9 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     async fn request(&self, name: &LockName, request: &str) -> Result<bool>;
     async fn server_time(&self) -> Result<SystemTime>;
     async fn sweep(&self, unused_for: Duration) -> Result<u64>;
-    /// From when this has answered, no change is missed. `name` is for databases that listen by name.
-    async fn subscribe(&self, name: &LockName) -> Result<Box<dyn Changes>>;
+    /// From when this has answered, no change is missed. `name` is for databases that listen by name; an
+    /// onlooker wants to know of each change, another only when the name can be had.
+    async fn subscribe(&self, name: &LockName, onlooker: bool) -> Result<Box<dyn Changes>>;
     async fn close(&self);
 }
 

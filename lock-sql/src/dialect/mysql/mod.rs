@@ -21,6 +21,7 @@ use tokio::time::sleep;
 
 use self::connection::{Answer, Server, Slot};
 use self::statements::{NOW, Statements, mark};
+use self::wake::Waiters;
 use super::{Changes, Dialect, Tried};
 use crate::config::{MySqlConfig, TableName};
 use crate::error::mysql as errors;
@@ -76,6 +77,7 @@ pub(crate) struct MySql {
     renewals: Slot,
     attempts: Slot,
     reads: Slot,
+    waiters: Arc<Waiters>,
 }
 
 impl MySql {
@@ -96,9 +98,11 @@ impl MySql {
         capabilities.push = true;
         capabilities.conditional_takeover = true;
         capabilities.min_token = true;
+        let place = Arc::new(Place { server, statements });
         Ok(Self {
             capabilities,
-            place: Arc::new(Place { server, statements }),
+            waiters: Arc::new(Waiters::new(Arc::clone(&place))),
+            place,
             renewals: Slot::default(),
             attempts: Slot::default(),
             reads: Slot::default(),
@@ -308,13 +312,14 @@ impl Dialect for MySql {
         Ok(answers.get(2).map_or(0, |a| a.found))
     }
 
-    async fn subscribe(&self, name: &LockName) -> Result<Box<dyn Changes>> {
-        Ok(wake::subscribe(name))
+    async fn subscribe(&self, name: &LockName, onlooker: bool) -> Result<Box<dyn Changes>> {
+        Ok(self.waiters.subscribe(name, onlooker))
     }
 
     async fn close(&self) {
         for slot in [&self.renewals, &self.attempts, &self.reads] {
             slot.close().await;
         }
+        self.waiters.close().await;
     }
 }

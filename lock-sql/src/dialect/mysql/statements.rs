@@ -18,6 +18,7 @@
 //! nobody holds it; `expires` then says since when. The row with the empty name keeps the least token for
 //! names that were swept.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use lock_core::{Claim, Lease, LockName, Metadata, Nonce};
@@ -116,6 +117,18 @@ impl Statements {
 
     pub(super) fn read(&self, of: &LockName) -> String {
         format!("{} WHERE name = {}", self.look(), name(of))
+    }
+
+    /// What waiters want to know of many names.
+    pub(super) fn look_at(&self, names: &BTreeSet<LockName>) -> String {
+        format!(
+            "SELECT name, token, nonce <> x'' AND expires > {NOW} AS held FROM {} WHERE name IN (x''{})",
+            self.table,
+            names
+                .iter()
+                .map(|n| format!(", {}", name(n)))
+                .collect::<String>()
+        )
     }
 
     /// The upsert, then the row.

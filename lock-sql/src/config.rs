@@ -51,7 +51,7 @@ impl TableName {
     /// The name as an identifier of standard SQL. The rule above leaves nothing to escape; the quotes
     /// are for names that are words of the language.
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "postgres", feature = "sqlite")),
         allow(dead_code, reason = "MySQL has quotes of its own")
     )]
     pub(crate) fn quoted(&self) -> String {
@@ -96,6 +96,12 @@ mod mysql;
 
 #[cfg(feature = "mysql")]
 pub use mysql::{MySqlConfig, MySqlTls};
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresConfig;
+
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteConfig;
 

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite {

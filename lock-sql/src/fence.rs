@@ -2,12 +2,17 @@
 
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 use async_trait::async_trait;
 use lock_core::Result;
 use sqlx::{Database, Transaction};
+
+#[cfg(feature = "postgres")]
+pub use self::postgres::EarlyFence;
 
 /// Fenced writes: an extension of [`Lease`](lock_core::Lease).
 ///
@@ -17,7 +22,9 @@ use sqlx::{Database, Transaction};
 pub trait Fence<DB: Database> {
     /// Locks, verifies that the lease is still ours and has not expired, and commits; else rolls back.
     ///
-    /// It comes last, so that the lock lives one round trip.
+    /// It comes last, so that the lock lives one round trip. On PostgreSQL the lock keeps takeovers out, and
+    /// no renewal. Any isolation level will do; above read committed a lease that ended during the transaction
+    /// still commits as long as nobody has taken over.
     ///
     /// On SQLite begin the transaction with
     /// `BEGIN IMMEDIATE`: one that has read first and then finds that others have written must be

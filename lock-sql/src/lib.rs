@@ -3,16 +3,20 @@
 mod config;
 mod dialect;
 mod error;
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod fence;
 mod persistence;
 
+#[cfg(feature = "postgres")]
+pub use config::PostgresConfig;
 #[cfg(feature = "sqlite")]
 pub use config::SqliteConfig;
 pub use config::{DEFAULT_TABLE, TableName};
 #[cfg(feature = "mysql")]
 pub use config::{MySqlConfig, MySqlTls};
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
+#[cfg(feature = "postgres")]
+pub use fence::EarlyFence;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use fence::Fence;
 pub use persistence::SqlPersistence;
 /// The driver, for the types in named constructors and in [`Fence`].

@@ -24,6 +24,31 @@ pub struct SqlPersistence {
     closed: watch::Sender<bool>,
 }
 
+#[cfg(feature = "postgres")]
+impl SqlPersistence {
+    /// The store in one table of a PostgreSQL database. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] when the URL cannot be used.
+    pub fn postgres(config: &crate::PostgresConfig) -> Result<Self> {
+        crate::dialect::postgres::Postgres::from_config(config).map(Self::over)
+    }
+
+    /// The store in the PostgreSQL database that an application's options name, in connections of its own.
+    ///
+    /// The options stand, but for settings of the session that leases depend on (isolation, timeouts,
+    /// `synchronous_commit`, the planner's) and the logging of statements. Nothing is opened yet.
+    #[must_use]
+    pub fn from_postgres_options(
+        options: sqlx::postgres::PgConnectOptions,
+        table: crate::TableName,
+    ) -> Self {
+        Self::over(crate::dialect::postgres::Postgres::from_options(
+            options, table,
+        ))
+    }
+}
+
 #[cfg(feature = "sqlite")]
 impl SqlPersistence {
     /// The store in one SQLite file. Nothing is opened yet.

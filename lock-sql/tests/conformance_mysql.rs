@@ -39,10 +39,13 @@ impl MySql {
 #[async_trait]
 impl Harness for MySql {
     async fn new() -> Answer<Self> {
-        let server = tokio::task::spawn_blocking(|| servers::shared(Kind::MariaDb))
-            .await
-            .map_err(Stop::failed)?
-            .map_err(Stop::failed)?;
+        let server =
+            tokio::task::spawn_blocking(|| servers::or_skip(servers::shared(Kind::MariaDb)));
+        let Some(server) = server.await.map_err(Stop::failed)? else {
+            return Err(Stop::not_applicable(
+                "there is no MariaDB on this machine",
+            ));
+        };
         Ok(Self {
             url: server.url().to_owned(),
             table: format!(

@@ -19,6 +19,7 @@
 //! | feature | scheme | store |
 //! |---|---|---|
 //! | (always) | `memory:` | this process: the single-node mode |
+//! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 //! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 
@@ -26,5 +27,5 @@ mod connect;
 
 pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;

@@ -42,9 +42,7 @@ impl Harness for MySql {
         let server =
             tokio::task::spawn_blocking(|| servers::or_skip(servers::shared(Kind::MariaDb)));
         let Some(server) = server.await.map_err(Stop::failed)? else {
-            return Err(Stop::not_applicable(
-                "there is no MariaDB on this machine",
-            ));
+            return Err(Stop::not_applicable("there is no MariaDB on this machine"));
         };
         Ok(Self {
             url: server.url().to_owned(),

@@ -7,7 +7,7 @@
 //! ```
 
 use std::error::Error;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -134,8 +134,7 @@ async fn costs(server: &Server, rounds: usize) -> Result<()> {
 
 /// Transactions of the database so far. Each statement of a store is one.
 async fn transactions(admin: &mut PgConnection) -> Result<i64> {
-    // What a session has counted shows after a second at the latest, once it is idle.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // What a session has counted shows up to a second late: alike at both ends of a steady run.
     let sql = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
     Ok(admin.fetch_one(sql).await?.get(0))
 }
@@ -144,21 +143,22 @@ async fn hand_over(server: &Server, waiters: usize, span: Duration) -> Result<()
     let mut admin = PgConnection::connect(server.url()).await?;
     let name = format!("handed{waiters}");
     let stop = Arc::new(AtomicBool::new(false));
+    let counts = Arc::new(AtomicBool::new(false));
     // When the last holder called release, and the time until the next has it.
     let last = Arc::new(Mutex::new((None::<(usize, Instant)>, Series::default())));
+    // As many processes as a machine of this size can serve; the rest are further waiters in each.
     let mut stores = Vec::new();
-    for _ in 0..waiters {
+    for _ in 0..waiters.min(20) {
         let store = store(server)?;
         store.prepare().await?;
         stores.push(store);
     }
-    let before = transactions(&mut admin).await?;
-    let workers: Vec<_> = stores
-        .iter()
-        .enumerate()
-        .map(|(worker, store)| {
-            let provider = Provider::new(Arc::clone(store) as _);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let workers: Vec<_> = (0..waiters)
+        .map(|worker| {
+            let provider = Provider::new(Arc::clone(&stores[worker % stores.len()]) as _);
             let (stop, last, name) = (Arc::clone(&stop), Arc::clone(&last), name.clone());
+            let (begun, counts) = (Arc::clone(&begun), Arc::clone(&counts));
             tokio::spawn(async move {
                 let mut own = 0_usize;
                 let mut handed = 0_usize;
@@ -168,7 +168,10 @@ async fn hand_over(server: &Server, waiters: usize, span: Duration) -> Result<()
                         .await?;
                     let Some(guard) = wait else { continue };
                     let now = Instant::now();
-                    {
+                    if own == 0 && handed == 0 {
+                        begun.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if counts.load(Ordering::Relaxed) {
                         let mut last = last.lock().map_err(|_| "poisoned")?;
                         if let Some((who, at)) = last.0
                             && who != worker
@@ -177,15 +180,26 @@ async fn hand_over(server: &Server, waiters: usize, span: Duration) -> Result<()
                             last.1.0.push(now - at);
                         }
                         last.0 = Some((worker, Instant::now()));
+                        own += 1;
                     }
-                    own += 1;
                     guard.release().await?;
                 }
                 Result::Ok((own, handed))
             })
         })
         .collect();
+    // Once all have had it, which takes their connections.
+    for _ in 0..3000 {
+        if begun.load(Ordering::Relaxed) >= waiters {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let before = transactions(&mut admin).await?;
+    counts.store(true, Ordering::Relaxed);
     tokio::time::sleep(span).await;
+    counts.store(false, Ordering::Relaxed);
+    let spent = transactions(&mut admin).await? - before;
     stop.store(true, Ordering::Relaxed);
     let (mut all, mut handed) = (Vec::new(), 0);
     for worker in workers {
@@ -193,7 +207,6 @@ async fn hand_over(server: &Server, waiters: usize, span: Duration) -> Result<()
         all.push(own);
         handed += others;
     }
-    let spent = transactions(&mut admin).await? - before;
     let mut last = last.lock().map_err(|_| "poisoned")?;
     let total: usize = all.iter().sum();
     let (least, most) = (all.iter().min(), all.iter().max());

@@ -125,14 +125,15 @@ impl Harness for Postgres {
     async fn residue(&self) -> Answer<u64> {
         let sql = format!(
             "SELECT count(*) FROM {} WHERE nonce <> ''::bytea \
-             AND expires > clock_timestamp() + ttl * interval '1 millisecond'",
-            self.table
+             AND expires > clock_timestamp() + ttl * interval '1 millisecond' \
+             UNION ALL SELECT count(*) FROM {}_waiters",
+            self.table, self.table
         );
-        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
-            .fetch_one(&mut self.by_hand().await?)
+        let counts: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .fetch_all(&mut self.by_hand().await?)
             .await
             .map_err(Stop::failed)?;
-        Ok(count.unsigned_abs())
+        Ok(counts.iter().sum::<i64>().unsigned_abs())
     }
 
     async fn stop_server(&self) -> Answer<()> {

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use lock_core::{
-    Capabilities, Claim, Lease, LeaseState, LockName, Metadata, Observation, Renewal, Result, Token,
+    Capabilities, Claim, Holder, Lease, LeaseState, LockName, Metadata, Observation, Renewal,
+    Result, Token,
 };
 
 #[cfg(feature = "mysql")]
@@ -43,9 +44,13 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     async fn request(&self, name: &LockName, request: &str) -> Result<bool>;
     async fn server_time(&self) -> Result<SystemTime>;
     async fn sweep(&self, unused_for: Duration) -> Result<u64>;
-    /// From when this has answered, no change is missed. `name` is for databases that listen by name; an
-    /// onlooker wants to know of each change, another only when the name can be had.
-    async fn subscribe(&self, name: &LockName, onlooker: bool) -> Result<Box<dyn Changes>>;
+    /// Waits in its own way, where waiters are told one by one; `None` where they are told by
+    /// [`subscribe`](Self::subscribe).
+    async fn wait(&self, _claim: &Claim, _seen: &Holder) -> Option<Result<()>> {
+        None
+    }
+    /// From when this has answered, no change is missed. `name` is for databases that listen by name.
+    async fn subscribe(&self, name: &LockName) -> Result<Box<dyn Changes>>;
     async fn close(&self);
 }
 

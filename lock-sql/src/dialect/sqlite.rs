@@ -382,7 +382,7 @@ impl Dialect for Sqlite {
         Ok(rows.len() as u64)
     }
 
-    async fn subscribe(&self, _: &LockName, _: bool) -> Result<Box<dyn Changes>> {
+    async fn subscribe(&self, _: &LockName) -> Result<Box<dyn Changes>> {
         Ok(self.watch.subscribe(&self.place.file.path))
     }
 

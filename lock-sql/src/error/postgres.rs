@@ -70,8 +70,9 @@ fn is_tls(error: &io::Error) -> bool {
 impl Words {
     pub(crate) fn grant(&self) -> String {
         format!(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO \"{}\"",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON {}, \"{}_waiters\" TO \"{}\"",
             self.table.quoted(),
+            self.table,
             self.user.replace('"', "\"\"")
         )
     }

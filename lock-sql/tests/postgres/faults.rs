@@ -112,7 +112,7 @@ async fn a_waiter_survives_its_listener() {
     let holder = store_at(server.url(), &table);
     let mut admin = by_hand(&server).await;
     let lease = granted(&holder, &claim("n", MINUTE)).await;
-    let mine = claim("n", MINUTE);
+    let mine = claim("n", MINUTE).with_mode(lock_core::Mode::Queue);
     let seen = crate::support::denied(&store, &mine).await;
     let waiting = {
         let (store, mine, seen) = (Arc::clone(&store), mine.clone(), seen.clone());

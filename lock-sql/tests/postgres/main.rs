@@ -5,8 +5,9 @@
 
 mod faults;
 mod fence;
+mod line;
 mod pooler;
+mod reach;
 mod schema;
-mod server;
 mod sessions;
 mod support;

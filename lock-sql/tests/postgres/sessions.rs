@@ -22,7 +22,7 @@ async fn no_time_zone_moves_an_expiry() {
     let zone = |zone: &str| {
         let options: PgConnectOptions = server.url().parse().unwrap();
         let table = TableName::new(&*table).unwrap();
-        SqlPersistence::from_postgres_options(options.options([("timezone", zone)]), table)
+        SqlPersistence::from_postgres_options(options.options([("timezone", zone)]), table).unwrap()
     };
     let zones = ["UTC", "Asia/Karachi", "America/St_Johns"];
     zone("UTC").prepare().await.unwrap();
@@ -302,7 +302,7 @@ async fn ten_thousand_leases_take_one_statement_per_chunk() {
             .iter()
             .map(|l| {
                 format!(
-                    "('{}','me',decode('{:032x}','hex'),1,now()+interval '10 min',600000,'',1,'','')",
+                    "('{}','me',decode('{:032x}','hex'),1,now()+interval '10 min',600000,'',1,'','','')",
                     l.name(),
                     l.nonce().as_u128()
                 )

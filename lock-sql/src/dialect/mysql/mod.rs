@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use lock_core::{
-    Capabilities, Claim, Error, ErrorKind, Fencing, Lease, LeaseState, LockName, Metadata,
+    Capabilities, Claim, Error, ErrorKind, Fencing, Holder, Lease, LeaseState, LockName, Metadata,
     Observation, Renewal, Result, Token,
 };
 use sqlx::Row as _;
@@ -143,6 +143,15 @@ impl MySql {
                 Err(errors::read_only(self.server().host()))
             }
         }
+    }
+
+    /// Resolves when the name can be had, or is another's than it was when this began.
+    async fn wait_in_line(&self, claim: &Claim, seen: &Holder) -> Result<()> {
+        if matches!(self.read(&claim.name).await?, LeaseState::Held(now) if now.token == seen.token)
+        {
+            self.waiters.subscribe(&claim.name, false).changed().await?;
+        }
+        Ok(())
     }
 
     /// One round of a renewal: for each lease its outcome, or `None` when others had the row.
@@ -312,8 +321,12 @@ impl Dialect for MySql {
         Ok(answers.get(2).map_or(0, |a| a.found))
     }
 
-    async fn subscribe(&self, name: &LockName, onlooker: bool) -> Result<Box<dyn Changes>> {
-        Ok(self.waiters.subscribe(name, onlooker))
+    async fn wait(&self, claim: &Claim, seen: &Holder) -> Option<Result<()>> {
+        Some(self.wait_in_line(claim, seen).await)
+    }
+
+    async fn subscribe(&self, name: &LockName) -> Result<Box<dyn Changes>> {
+        Ok(Box::new(self.waiters.subscribe(name, true)))
     }
 
     async fn close(&self) {

@@ -107,13 +107,13 @@ impl Waiters {
         }
     }
 
-    pub(super) fn subscribe(self: &Arc<Self>, name: &LockName, onlooker: bool) -> Box<dyn Changes> {
-        Box::new(Subscription {
+    pub(super) fn subscribe(self: &Arc<Self>, name: &LockName, onlooker: bool) -> Subscription {
+        Subscription {
             waiters: Arc::clone(self),
             name: name.clone(),
             onlooker,
             seen: None,
-        })
+        }
     }
 
     pub(super) async fn close(&self) {
@@ -153,7 +153,8 @@ impl Waiters {
     }
 }
 
-struct Subscription {
+/// One that waits or watches; ended by dropping it.
+pub(super) struct Subscription {
     waiters: Arc<Waiters>,
     name: LockName,
     onlooker: bool,

@@ -1,15 +1,15 @@
-//! One connection that listens for all names.
+//! One connection that listens for all waiters of a process.
 //!
-//! It proves now and then that it still hears: in a partition a socket is silent. After each reconnect all
-//! waiters read again, since what was told meanwhile is lost. Through a pooler that shares sessions there
-//! is nothing to listen on, and waiters poll.
+//! It has a channel of its own, so that a process hears only what is meant for it. It proves now and then that
+//! it still hears: in a partition a socket is silent. After each reconnect all waiters look again, since
+//! what was told meanwhile is lost. Through a pooler that shares sessions there is nothing to listen
+//! on, and waiters poll.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use lock_core::{LockName, Result};
+use lock_core::Nonce;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::connection::Server;
-use crate::dialect::Changes;
+use super::statements::HAND_OFF;
 
 /// How often a quiet listener asks whether it still hears. Also how long it stays when nobody waits.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -28,8 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The longest pause between two tries to connect.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// How often a waiter reads who cannot be told.
+/// How often a waiter looks that cannot be told.
 pub(super) const POLL: Duration = Duration::from_secs(1);
+
+/// How often a waiter looks whose claim may leave nothing behind, and so cannot stand in line. No election
+/// and no guard waits so.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -39,15 +43,22 @@ enum State {
     Polling,
 }
 
-#[derive(Debug)]
-struct Topic {
-    waiters: usize,
-    news: watch::Sender<()>,
+/// What a waiter is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    None,
+    /// Something may have been missed.
+    Look,
+    /// The name is free and kept for this claim.
+    Heir,
+    /// The name is free and kept for another: look when that time is over.
+    Next,
 }
 
 #[derive(Debug, Default)]
 struct Board {
-    topics: HashMap<String, Topic>,
+    /// The nonces of the claims that wait, and how many waits there are for each.
+    waiters: HashMap<u128, (usize, watch::Sender<News>)>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -70,36 +81,64 @@ impl Shared {
     }
 
     fn tell_all(&self) {
-        for topic in self.board().topics.values() {
-            topic.news.send_replace(());
+        for (_, news) in self.board().waiters.values() {
+            news.send_replace(News::Look);
+        }
+    }
+
+    fn tell(&self, payload: &str) {
+        let (news, nonce) = match payload.split_once(' ') {
+            Some(("heir", nonce)) => (News::Heir, nonce),
+            Some(("next", nonce)) => (News::Next, nonce),
+            _ => return,
+        };
+        let board = self.board();
+        if let Ok(nonce) = u128::from_str_radix(nonce, 16)
+            && let Some((_, waiter)) = board.waiters.get(&nonce)
+        {
+            waiter.send_replace(news);
         }
     }
 }
 
 impl Listener {
-    pub(super) fn new(server: Arc<Server>, channel: &str) -> Self {
+    pub(super) fn new(server: Arc<Server>) -> Self {
         Self(Arc::new(Shared {
             server,
-            channel: channel.to_owned(),
+            channel: format!("lockkit_{:032x}", Nonce::random().as_u128()),
             board: Mutex::default(),
             state: watch::Sender::new(State::Connecting),
         }))
     }
 
-    pub(super) async fn subscribe(&self, name: &LockName) -> Box<dyn Changes> {
+    /// The channel to be told on, empty while nothing listens.
+    pub(super) fn channel(&self) -> &str {
+        let runs = self
+            .0
+            .board()
+            .task
+            .as_ref()
+            .is_some_and(|t| !t.is_finished());
+        if runs && *self.0.state.borrow() == State::Listening {
+            &self.0.channel
+        } else {
+            ""
+        }
+    }
+
+    /// From when this has answered, nothing is missed that is told.
+    pub(super) async fn subscribe(&self, nonce: Nonce) -> Subscription {
         let shared = Arc::clone(&self.0);
         let mut state = shared.state.subscribe();
+        let nonce = nonce.as_u128();
         let news = {
             let mut board = shared.board();
-            let topic = board
-                .topics
-                .entry(name.as_str().to_owned())
-                .or_insert_with(|| Topic {
-                    waiters: 0,
-                    news: watch::Sender::new(()),
-                });
-            topic.waiters += 1;
-            let news = topic.news.subscribe();
+            let (waits, news) = board
+                .waiters
+                .entry(nonce)
+                .or_insert_with(|| (0, watch::Sender::new(News::None)));
+            *waits += 1;
+            let news = news.subscribe();
             // A task ends with its runtime, which need not be this one.
             if board.task.as_ref().is_none_or(JoinHandle::is_finished) {
                 shared.state.send_replace(State::Connecting);
@@ -109,7 +148,7 @@ impl Listener {
         };
         let subscription = Subscription {
             shared,
-            name: name.as_str().to_owned(),
+            nonce,
             news,
             state: state.clone(),
         };
@@ -118,7 +157,7 @@ impl Listener {
         if timeout(PATIENCE, settled).await.is_err() {
             tracing::debug!("the listener is slow to connect; waiting polls until it has");
         }
-        Box::new(subscription)
+        subscription
     }
 
     pub(super) fn close(&self) {
@@ -134,36 +173,56 @@ impl Drop for Listener {
     }
 }
 
-struct Subscription {
+/// A waiter's place on the board, given up by dropping it.
+#[derive(Debug)]
+pub(super) struct Subscription {
     shared: Arc<Shared>,
-    name: String,
-    news: watch::Receiver<()>,
+    nonce: u128,
+    news: watch::Receiver<News>,
     state: watch::Receiver<State>,
 }
 
-#[async_trait]
-impl Changes for Subscription {
-    async fn changed(&mut self) -> Result<()> {
-        let polling = *self.state.borrow() != State::Listening;
-        let told = self.news.changed();
-        if polling {
-            // Whichever comes first.
-            let _ = timeout(POLL, told).await;
-        } else {
-            // The sender lives in `shared`.
-            let _ = timeout(POLL * 2, told).await;
+impl Subscription {
+    /// Resolves when this waiter should look, or (`true`) go. `kept`: how long the name is kept for another.
+    pub(super) async fn news(&mut self, kept: Option<Duration>) -> bool {
+        // Spread, so that not all look at once.
+        let late = Duration::from_micros(u64::try_from(self.nonce % 20_000).unwrap_or(0));
+        let mut limit = kept.map(|kept| kept + late);
+        loop {
+            let polling = *self.state.borrow() != State::Listening;
+            let limit_now = match (limit, polling) {
+                (Some(limit), _) => Some(limit),
+                (None, true) => Some(POLL),
+                (None, false) => None,
+            };
+            let told = async {
+                // The senders live in `shared`.
+                tokio::select! {
+                    _ = self.news.changed() => *self.news.borrow_and_update(),
+                    _ = self.state.changed() => News::Look,
+                }
+            };
+            let news = match limit_now {
+                Some(limit) => timeout(limit, told).await.unwrap_or(News::Look),
+                None => told.await,
+            };
+            match news {
+                News::Heir => return true,
+                News::Look => return false,
+                News::Next => limit = Some(HAND_OFF + late),
+                News::None => {}
+            }
         }
-        Ok(())
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
         let mut board = self.shared.board();
-        if let Some(topic) = board.topics.get_mut(&self.name) {
-            topic.waiters -= 1;
-            if topic.waiters == 0 {
-                board.topics.remove(&self.name);
+        if let Some((waits, _)) = board.waiters.get_mut(&self.nonce) {
+            *waits -= 1;
+            if *waits == 0 {
+                board.waiters.remove(&self.nonce);
             }
         }
     }
@@ -208,7 +267,7 @@ async fn listen(shared: Weak<Shared>) {
         };
         if matches!(end, End::Idle) {
             let mut board = strong.board();
-            if board.topics.is_empty() {
+            if board.waiters.is_empty() {
                 board.task = None;
                 return;
             }
@@ -267,18 +326,14 @@ async fn hears(listener: &mut PgListener, mark: &str) -> Result<bool, sqlx::Erro
 async fn hear(mut listener: PgListener, mark: &str, shared: &Weak<Shared>) -> End {
     loop {
         match timeout(HEARTBEAT, listener.try_recv()).await {
-            Ok(Ok(Some(notification))) => {
-                let Some(shared) = shared.upgrade() else {
-                    return End::Idle;
-                };
-                if let Some(topic) = shared.board().topics.get(notification.payload()) {
-                    topic.news.send_replace(());
-                }
-            }
+            Ok(Ok(Some(notification))) => match shared.upgrade() {
+                Some(shared) => shared.tell(notification.payload()),
+                None => return End::Idle,
+            },
             Ok(Ok(None) | Err(_)) => return End::Lost,
             Err(_) => {
                 match shared.upgrade() {
-                    Some(shared) if shared.board().topics.is_empty() => return End::Idle,
+                    Some(shared) if shared.board().waiters.is_empty() => return End::Idle,
                     None => return End::Idle,
                     Some(_) => {}
                 }

@@ -12,18 +12,18 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use lock_core::{
-    Capabilities, Claim, Error, ErrorKind, Fencing, Lease, LeaseState, LockName, Metadata,
-    Observation, Renewal, Result, Token,
+    Capabilities, Claim, Error, ErrorKind, Fencing, Holder, Lease, LeaseState, LockName, Metadata,
+    Mode, Observation, Renewal, Result, Token,
 };
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use self::connection::{Server, Slot};
 use self::listener::Listener;
-use self::statements::Statements;
+use self::statements::{LINE, Statements};
 use self::values::{Value, text};
 use super::{Changes, Dialect, Tried};
-use crate::config::{PostgresConfig, TableName};
+use crate::config::{MAX_TABLE_BYTES, PostgresConfig, TableName};
 use crate::error::postgres::Words;
 
 /// What a lease of this store remembers: where it is kept.
@@ -31,6 +31,23 @@ use crate::error::postgres::Words;
 pub(crate) struct Handle {
     pub(crate) name: LockName,
     pub(crate) words: Arc<Words>,
+}
+
+/// What a denied try has found out beside the holder.
+#[derive(Debug)]
+struct Denied {
+    /// The claim stands in line, and its process is told.
+    queued: bool,
+    /// Nobody holds the name; it is kept for the first in line.
+    kept: bool,
+}
+
+/// What a waiter sees.
+enum Sight {
+    State(LeaseState),
+    /// Kept for another, and for how long this waiter leaves it alone; no time of its own when somebody
+    /// stands before it.
+    Kept(Option<Duration>),
 }
 
 #[derive(Debug)]
@@ -49,16 +66,27 @@ pub(crate) struct Postgres {
 impl Postgres {
     pub(crate) fn from_config(config: &PostgresConfig) -> Result<Self> {
         let options = config.options()?;
-        Ok(Self::new(options, config.table.clone(), config.lock_wait))
+        Self::new(options, config.table.clone(), config.lock_wait)
     }
 
-    pub(crate) fn from_options(options: PgConnectOptions, table: TableName) -> Self {
+    pub(crate) fn from_options(options: PgConnectOptions, table: TableName) -> Result<Self> {
         Self::new(options, table, PostgresConfig::DEFAULT_LOCK_WAIT)
     }
 
-    fn new(options: PgConnectOptions, table: TableName, lock_wait: Duration) -> Self {
+    fn new(options: PgConnectOptions, table: TableName, lock_wait: Duration) -> Result<Self> {
+        let most = MAX_TABLE_BYTES - LINE.len();
+        if table.as_str().len() > most {
+            return Err(Error::new(
+                ErrorKind::InvalidConfig,
+                format!(
+                    "the table name {table} is too long for PostgreSQL; give it at most {most} bytes, since a second \
+                     table ends with {LINE}"
+                ),
+            ));
+        }
         let mut capabilities = Capabilities::new("postgres", Fencing::Checked);
         capabilities.push = true;
+        capabilities.queueing = true;
         capabilities.conditional_takeover = true;
         capabilities.min_token = true;
         let statements = Statements::new(&table);
@@ -71,20 +99,20 @@ impl Postgres {
             server: place,
             database: options.get_database().unwrap_or(user).to_owned(),
             user: user.to_owned(),
-            table: table.clone(),
+            table,
             create: statements.create.clone(),
         };
         let server = Arc::new(Server::new(options, lock_wait, words.clone()));
-        Self {
+        Ok(Self {
             capabilities,
             statements,
-            listener: Listener::new(Arc::clone(&server), table.as_str()),
+            listener: Listener::new(Arc::clone(&server)),
             server,
             words: Arc::new(words),
             renewals: Slot::default(),
             attempts: Slot::default(),
             reads: Slot::default(),
-        }
+        })
     }
 
     async fn rows(&self, slot: &Slot, sql: &Arc<str>, values: &[Value]) -> Result<Vec<PgRow>> {
@@ -96,6 +124,72 @@ impl Postgres {
         value.map_err(|e| self.words.map(e))
     }
 
+    fn denied(&self, row: &PgRow, queued: bool) -> Result<LeaseState> {
+        let with = |holder: Holder, kept| {
+            let handle = lock_core::Handle::new(Denied { queued, kept });
+            LeaseState::Held(holder.with_handle(handle))
+        };
+        if let Some(kept) = self.decoded(row::kept(row))? {
+            let mut last = self.decoded(row::holder(row))?;
+            // Who stands in line is told, and need not try again by itself.
+            last.remaining = if queued { last.ttl } else { kept };
+            return Ok(with(last, true));
+        }
+        Ok(match self.decoded(row::state(row))? {
+            LeaseState::Held(holder) => with(holder, false),
+            other => other,
+        })
+    }
+
+    async fn look(&self, claim: &Claim) -> Result<Sight> {
+        let values = [text(claim.name.as_str()), row::nonce(claim.nonce)];
+        let rows = self
+            .rows(&self.reads, &self.statements.look, &values)
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(Sight::State(LeaseState::Absent));
+        };
+        Ok(match self.decoded(row::kept(row))? {
+            Some(kept) => {
+                let behind: bool = self.decoded(row.try_get("behind"))?;
+                Sight::Kept((!behind).then_some(kept))
+            }
+            None => Sight::State(self.decoded(row::state(row))?),
+        })
+    }
+
+    async fn wait_in_line(&self, claim: &Claim, seen: &Holder) -> Result<()> {
+        let mut place = self.listener.subscribe(claim.nonce).await;
+        let denied = seen.handle.get::<Denied>();
+        let queues = claim.mode == Mode::Queue;
+        let channel = self.listener.channel();
+        if queues && !channel.is_empty() && !denied.is_some_and(|d| d.queued) {
+            let values = [
+                text(claim.name.as_str()),
+                row::nonce(claim.nonce),
+                text(channel),
+                Value::Integer(row::millis(claim.ttl)),
+            ];
+            let sql = &self.statements.enlist;
+            self.rows(&self.attempts, sql, &values).await?;
+        }
+        // A term that passed between the try and now is news; one that began later is not worth a try.
+        let mut any = denied.is_some_and(|d| d.kept);
+        loop {
+            let kept = match self.look(claim).await? {
+                Sight::Kept(kept) => kept,
+                Sight::State(LeaseState::Held(h)) if any || h.token == seen.token => None,
+                Sight::State(_) => return Ok(()),
+            };
+            any = true;
+            // What stands in no line is not told.
+            let look = if queues { kept } else { Some(listener::LOOK) };
+            if place.news(look).await {
+                return Ok(());
+            }
+        }
+    }
+
     fn renewal(&self, row: &PgRow, lease: &Lease) -> Result<Renewal, sqlx::Error> {
         if row.try_get("renewed")? {
             // A wish of a later version is no wish.
@@ -104,6 +198,17 @@ impl Postgres {
             return Ok(Renewal::Renewed { ttl, request });
         }
         Ok(Renewal::Gone)
+    }
+}
+
+/// An onlooker is not worth a message at each grant: it reads now and then.
+struct Onlooker;
+
+#[async_trait]
+impl Changes for Onlooker {
+    async fn changed(&mut self) -> Result<()> {
+        tokio::time::sleep(listener::POLL).await;
+        Ok(())
     }
 }
 
@@ -119,6 +224,10 @@ impl Dialect for Postgres {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Tried> {
         let ttl = row::millis(claim.ttl);
+        let channel = match claim.mode {
+            Mode::Queue => self.listener.channel(),
+            Mode::Once => "",
+        };
         let values = [
             text(claim.name.as_str()),
             text(claim.owner.as_str()),
@@ -128,6 +237,7 @@ impl Dialect for Postgres {
             row::integer(claim.min_token.map_or(1, Token::get)),
             // No entry has version 0.
             row::integer(claim.if_unchanged.unwrap_or(0)),
+            text(channel),
         ];
         let sql = &self.statements.try_acquire;
         let rows = self.rows(&self.attempts, sql, &values).await?;
@@ -135,7 +245,7 @@ impl Dialect for Postgres {
             return Ok(Tried::Denied(LeaseState::Absent));
         };
         match self.decoded(row::granted(row))? {
-            None => Ok(Tried::Denied(self.decoded(row::state(row))?)),
+            None => Ok(Tried::Denied(self.denied(row, !channel.is_empty())?)),
             Some(token) => {
                 let handle = Arc::new(Handle {
                     name: claim.name.clone(),
@@ -267,8 +377,12 @@ impl Dialect for Postgres {
         Ok(swept.unsigned_abs())
     }
 
-    async fn subscribe(&self, name: &LockName, _: bool) -> Result<Box<dyn Changes>> {
-        Ok(self.listener.subscribe(name).await)
+    async fn wait(&self, claim: &Claim, seen: &Holder) -> Option<Result<()>> {
+        Some(self.wait_in_line(claim, seen).await)
+    }
+
+    async fn subscribe(&self, _: &LockName) -> Result<Box<dyn Changes>> {
+        Ok(Box::new(Onlooker))
     }
 
     async fn close(&self) {

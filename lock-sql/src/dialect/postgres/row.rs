@@ -77,18 +77,34 @@ pub(super) fn state(row: &PgRow) -> Result<LeaseState, sqlx::Error> {
         let note = ours(Metadata::new(row.try_get::<String, _>("note")?))?;
         return Ok(LeaseState::Free { token, note });
     }
-    let micros: i64 = row.try_get("remaining")?;
+    let holder = holder(row)?;
+    Ok(if holder.remaining.is_zero() {
+        LeaseState::Expired(holder)
+    } else {
+        LeaseState::Held(holder)
+    })
+}
+
+/// Who holds the name, or held it last.
+pub(super) fn holder(row: &PgRow) -> Result<Holder, sqlx::Error> {
     let holder = Holder::new(
         ours(Owner::new(row.try_get::<String, _>("owner")?))?,
-        token,
-        Duration::from_micros(u64::try_from(micros).unwrap_or(0)),
+        token(row)?,
+        micros(row, "remaining")?,
         Duration::from_millis(natural(row, "ttl")?),
         natural(row, "version")?,
-    )
-    .with_metadata(ours(Metadata::new(row.try_get::<String, _>("metadata")?))?);
-    Ok(if micros > 0 {
-        LeaseState::Held(holder)
-    } else {
-        LeaseState::Expired(holder)
-    })
+    );
+    let metadata = ours(Metadata::new(row.try_get::<String, _>("metadata")?))?;
+    Ok(holder.with_metadata(metadata))
+}
+
+/// How long the name is still kept for another.
+pub(super) fn kept(row: &PgRow) -> Result<Option<Duration>, sqlx::Error> {
+    let kept = micros(row, "kept")?;
+    Ok((!kept.is_zero()).then_some(kept))
+}
+
+fn micros(row: &PgRow, column: &str) -> Result<Duration, sqlx::Error> {
+    let micros: i64 = row.try_get(column)?;
+    Ok(Duration::from_micros(u64::try_from(micros).unwrap_or(0)))
 }

@@ -16,6 +16,8 @@ const PATIENCE: &str = "30s";
 enum Found {
     Ours,
     Nothing,
+    /// Ours, without the line of waiters.
+    NoLine,
     Another(String),
     /// Ours, and the rights to work with it are missing.
     Forbidden,
@@ -25,7 +27,7 @@ pub(super) async fn prepare(server: &Server, statements: &Statements) -> Result<
     let words = &server.words;
     let mut open = server.open().await?;
     match look(server, statements, &mut open).await? {
-        Found::Nothing => {}
+        Found::Nothing | Found::NoLine => {}
         found => return judge(server, found),
     }
     may_create(server, statements, &mut open).await?;
@@ -46,7 +48,7 @@ fn judge(server: &Server, found: Found) -> Result<()> {
     let words = &server.words;
     match found {
         Found::Ours => Ok(()),
-        Found::Nothing => Err(Error::new(
+        Found::Nothing | Found::NoLine => Err(Error::new(
             ErrorKind::Schema,
             format!(
                 "the table {} in {} went away while it was made",
@@ -126,7 +128,11 @@ fn found(rows: &[PgRow]) -> Result<Found, sqlx::Error> {
         return another("there is no unique index on (name, token)".into());
     }
     Ok(if first.try_get("allowed")? {
-        Found::Ours
+        if first.try_get("has_line")? {
+            Found::Ours
+        } else {
+            Found::NoLine
+        }
     } else {
         Found::Forbidden
     })

@@ -740,3 +740,166 @@ async fn a_galera_node_is_served() {
     waited.unwrap();
     assert_eq!(released.unwrap(), Release::Released);
 }
+
+/// However many wait, a release sets off one try, and the others are left alone.
+#[tokio::test]
+async fn a_release_tells_one_waiter() {
+    let Some(place) = Place::shared().await else {
+        return;
+    };
+    let store = Arc::new(place.prepared().await);
+    let lease = granted(&store, &claim("a", LONG)).await;
+    let tries = Arc::new(AtomicU32::new(0));
+    let mut waiters = Vec::new();
+    for _ in 0..40 {
+        let (store, tries) = (Arc::clone(&store), Arc::clone(&tries));
+        waiters.push(tokio::spawn(async move {
+            let claim = claim("a", LONG);
+            loop {
+                match store.try_acquire(&claim).await.unwrap() {
+                    Attempt::Granted(lease) => return lease,
+                    Attempt::Held(holder) => store.wait(&claim, &holder).await.unwrap(),
+                }
+                tries.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+    }
+    // All have looked and wait.
+    let mut hand = place.by_hand().await;
+    let mut before = 0;
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = number(&mut hand, "SHOW GLOBAL STATUS LIKE 'Com_insert_select'").await;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    assert_eq!(tries.load(Ordering::Relaxed), 0);
+    let mut held = lease;
+    for round in 1..=5 {
+        store.release(&held).await.unwrap();
+        let (next, _, rest) = futures_util::future::select_all(waiters).await;
+        (held, waiters) = (next.unwrap(), rest);
+        let woken = tries.load(Ordering::Relaxed);
+        assert!(
+            woken <= 3 * round,
+            "{woken} of forty were woken by {round} releases"
+        );
+    }
+    for waiter in waiters {
+        waiter.abort();
+    }
+}
+
+fn openssl(folder: &std::path::Path, arguments: &str) {
+    let made = std::process::Command::new("openssl")
+        .current_dir(folder)
+        .args(arguments.split(' '))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "openssl {arguments}: {said}");
+}
+
+/// Real handshakes: a right certificate, a wrong host, an expired one, an unknown authority; and no plain text
+/// where TLS was asked for.
+#[tokio::test]
+async fn tls_is_what_the_url_says() {
+    let Some(plain) = Place::own(&[]).await else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(at, everybody).unwrap();
+    for authority in ["ca", "stranger"] {
+        openssl(
+            at,
+            &format!(
+                "req -x509 -newkey rsa:2048 -nodes -keyout {authority}.key -out {authority}.crt -days 2 \
+                 -subj /CN={authority}"
+            ),
+        );
+    }
+    let mut servers = std::collections::BTreeMap::new();
+    for (cert, host, days) in [
+        ("right", "IP:127.0.0.1,DNS:localhost", "2"),
+        ("wrong", "DNS:elsewhere.example", "2"),
+        ("expired", "IP:127.0.0.1", "-1"),
+    ] {
+        let names = format!("subjectAltName={host}\nextendedKeyUsage=serverAuth\n");
+        std::fs::write(at.join("names"), names).unwrap();
+        openssl(
+            at,
+            &format!(
+                "req -newkey rsa:2048 -nodes -keyout {cert}.key -out {cert}.csr -subj /CN={cert}"
+            ),
+        );
+        openssl(
+            at,
+            &format!(
+                "x509 -req -in {cert}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {cert}.crt -days {days} \
+                 -extfile names"
+            ),
+        );
+        let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(at.join(format!("{cert}.key")), everybody).unwrap();
+        let files = [("ssl-cert", "crt"), ("ssl-key", "key")]
+            .map(|(name, end)| (name, at.join(format!("{cert}.{end}")).display().to_string()));
+        let server = tokio::task::spawn_blocking(move || {
+            let [cert, key] = files;
+            Server::mariadb()
+                .with_setting(cert.0, cert.1)
+                .with_setting(key.0, key.1)
+                .start_program()
+        });
+        servers.insert(cert, Place::at(server.await.unwrap().unwrap()));
+    }
+    let none = "plain";
+    servers.insert(none, plain);
+    let ca = at.join("ca.crt").display().to_string();
+    let stranger = at.join("stranger.crt").display().to_string();
+    for (cert, parameters, good) in [
+        (
+            "right",
+            format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"),
+            true,
+        ),
+        (
+            "right",
+            format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={stranger}"),
+            false,
+        ),
+        ("right", "ssl-mode=REQUIRED".into(), true),
+        (
+            "wrong",
+            format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"),
+            false,
+        ),
+        ("wrong", format!("ssl-mode=VERIFY_CA&ssl-ca={ca}"), true),
+        (
+            "expired",
+            format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"),
+            false,
+        ),
+        (none, "ssl-mode=REQUIRED".into(), false),
+        (none, format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={ca}"), false),
+        (none, "ssl-mode=PREFERRED".into(), true),
+    ] {
+        let url = format!("{}?{parameters}", servers[cert].url);
+        let config = MySqlConfig::from_url(&url).unwrap();
+        let answer = SqlPersistence::mysql(&config).unwrap().prepare().await;
+        match answer {
+            Ok(()) => assert!(good, "{cert} {parameters} was taken"),
+            Err(error) => {
+                assert!(!good, "{cert} {parameters}: {error:?}");
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::Tls,
+                    "{cert} {parameters}: {error:?}"
+                );
+            }
+        }
+    }
+}

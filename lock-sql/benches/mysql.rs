@@ -197,9 +197,12 @@ async fn hand_over(server: &Server, waiters: usize, shared: bool, span: Duration
                 let mut own = 0_usize;
                 let mut handed = 0_usize;
                 while !stop.load(Ordering::Relaxed) {
-                    let wait = provider
-                        .acquire_within(&name, Duration::from_secs(2))
-                        .await?;
+                    // A crowd in one process may be slower than the limit of one try: it asks again.
+                    let wait = provider.acquire_within(&name, Duration::from_secs(2)).await;
+                    let wait = match wait {
+                        Err(error) if error.is_retryable() => continue,
+                        answer => answer?,
+                    };
                     let Some(guard) = wait else { continue };
                     let now = Instant::now();
                     {
@@ -213,7 +216,11 @@ async fn hand_over(server: &Server, waiters: usize, shared: bool, span: Duration
                         last.0 = Some((worker, Instant::now()));
                     }
                     own += 1;
-                    guard.release().await?;
+                    if let Err(error) = guard.release().await
+                        && !error.is_retryable()
+                    {
+                        return Err(error.into());
+                    }
                 }
                 Result::Ok((own, handed))
             })

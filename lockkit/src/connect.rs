@@ -150,6 +150,8 @@ mod tests {
             "",
             "memory:hunter2",
             "sqlite://me:hunter2@host/db",
+            "mysql://me:hunter2@host",
+            "mariadb://me:hunter2@host:hunter2/db",
             "postgres:hunter2",
             "postgresql://me:hunter2@host:hunter2/db",
         ] {

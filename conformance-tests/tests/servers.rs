@@ -350,7 +350,7 @@ fn victim() {
 }
 
 fn die(end: &str) {
-    // A mark in the environment would be inherited; the folder is in the command line or the working directory.
+    // All that the victim starts names this folder in its command line.
     let temp = tempfile::tempdir().expect("a folder");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(temp.path(), open).expect("the servers' accounts must reach it");

@@ -46,7 +46,7 @@ SIGTERM or SIGINT ends it: the command is told, has --drain to end, then the lea
 
 /// Run any command under a distributed lock or a leader election.
 #[derive(Debug, Parser)]
-#[command(name = "lockctl", version, after_help = FIRST_STEPS, disable_help_subcommand = true)]
+#[command(name = "lockctl", version, after_help = FIRST_STEPS)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,

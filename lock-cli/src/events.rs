@@ -71,6 +71,8 @@ pub(crate) async fn follow(mut events: broadcast::Receiver<Event>, report: Repor
                     report.event(Level::Warn, "failed", &fields, &text);
                 }
             }
+            // The end is told by the exit code and its message.
+            Event::Ended { .. } => return,
             other => {
                 if matches!(other, Event::Gained { .. }) {
                     last_holder = None;
@@ -140,7 +142,7 @@ fn one(event: &Event, report: &Reporter) {
                 },
             );
         }
-        // The end is told by the exit code and its message; later kinds are not known here.
+        // Kinds of later versions.
         _ => {}
     }
 }

@@ -1,5 +1,6 @@
 //! `exec`: acquire, run once, release.
 
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +45,7 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
     let guard = match claimed {
         Claimed::Ours(guard) => guard,
         Claimed::Theirs(provider) => {
-            let who = holder(&provider, &name).await;
+            let who = holder(&provider, name.as_str()).await;
             let text = format!("not acquired: {name:?} is {who}");
             report.event(Level::Warn, "not-acquired", &[("state", who.into())], &text);
             return Ok(ExitCode::from(args.conflict_exit_code));
@@ -158,34 +159,31 @@ async fn claim(
         args.wait.is_some() && left() != Some(Duration::ZERO)
     })
     .await?;
-    if args.wait.is_some() {
-        library_log::show_troubles(global, report);
-    }
-    match args.wait {
-        Some(Wait::AtMost(_)) => {
-            let limit = left().unwrap_or_default();
-            return Ok(match provider.acquire_within(name, limit).await? {
-                Some(guard) => Claimed::Ours(guard),
-                None => Claimed::Theirs(provider),
-            });
+    match provider.try_acquire(name).await {
+        Ok(Some(guard)) => return Ok(Claimed::Ours(guard)),
+        Ok(None) if args.no_wait => return Ok(Claimed::Theirs(provider)),
+        Ok(None) => {
+            // Whoever looks on wonders why nothing happens; a log does not.
+            let level = if rustix::termios::isatty(io::stderr()) {
+                Level::Warn
+            } else {
+                Level::Detail
+            };
+            let who = holder(&provider, name).await;
+            let text = format!("waiting for {name:?}, {who}");
+            report.event(level, "waiting", &[("state", who.into())], &text);
         }
-        Some(Wait::Forever) => return Ok(Claimed::Ours(provider.acquire(name).await?)),
-        None => {}
+        Err(error) if args.wait.is_some() && error.is_retryable() => {}
+        Err(error) => return Err(error.into()),
     }
-    if let Some(guard) = provider.try_acquire(name).await? {
-        return Ok(Claimed::Ours(guard));
-    }
-    if args.no_wait {
-        return Ok(Claimed::Theirs(provider));
-    }
-    report.event(
-        Level::Detail,
-        "waiting",
-        &[],
-        &format!("waiting for {name:?}, which somebody else holds"),
-    );
     library_log::show_troubles(global, report);
-    Ok(Claimed::Ours(provider.acquire(name).await?))
+    let Some(limit) = left() else {
+        return Ok(Claimed::Ours(provider.acquire(name).await?));
+    };
+    Ok(match provider.acquire_within(name, limit).await? {
+        Some(guard) => Claimed::Ours(guard),
+        None => Claimed::Theirs(provider),
+    })
 }
 
 /// A signal that ends the wait.
@@ -266,8 +264,8 @@ pub(crate) fn tell(report: &Reporter, note: &Note) {
     }
 }
 
-async fn holder(provider: &Provider, name: &LockName) -> String {
-    match provider.observe(name.as_str()).await {
+async fn holder(provider: &Provider, name: &str) -> String {
+    match provider.observe(name).await {
         Ok(seen) if matches!(seen.state, LeaseState::Held(_)) => state::describe(&seen.state),
         _ => "held by somebody else".into(),
     }

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex as StdMutex, PoisonError};
+use std::time::Duration;
 
 use lockkit::{Elector, Leadership, LockName, LockProvider as _, StopReason, Timing};
 use rustix::process::Signal;
@@ -32,6 +33,9 @@ const FORWARDED: [Signal; 6] = [
     Signal::TSTP,
     Signal::CONT,
 ];
+
+/// How long the last events are waited for.
+const LAST_EVENTS: Duration = Duration::from_millis(200);
 
 /// Runs `run`.
 pub(crate) async fn main(global: &Global, args: args::Run) -> Result<ExitCode, Failure> {
@@ -118,9 +122,8 @@ impl Candidate {
         if let Some(running) = self.running.lock().await.take() {
             let _ = running.await;
         }
-        // Events that have happened are told before the end.
-        tokio::task::yield_now().await;
-        events.abort();
+        // What has happened is told before the end. Without an answer of the store there is no end.
+        let _ = tokio::time::timeout(LAST_EVENTS, events).await;
         ended?;
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match last {

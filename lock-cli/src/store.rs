@@ -6,7 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockkit::{ConnectOptions, Fencing, Provider, Timing, dedicated_runtime};
+use lockkit::{Capabilities, ConnectOptions, Fencing, Provider, Timing, dedicated_runtime};
 
 use crate::args::{Candidate, Global};
 use crate::exit::Exit;
@@ -81,18 +81,25 @@ pub(crate) async fn open_as(
     let owner = candidate.owner()?;
     let url = url_to_write(global)?;
     let provider = connect(&url, true, limit(global, timing)).await?;
-    if candidate.require_fencing
-        && let Fencing::None(why) = provider.capabilities().fencing
-    {
-        return Err(Failure::new(
-            Exit::Usage,
-            format!(
-                "--require-fencing: the tokens of this {} store are not worth anything: {why}",
-                provider.capabilities().backend
-            ),
-        ));
+    if candidate.require_fencing {
+        check_fencing(provider.capabilities())?;
     }
     Ok(provider.with_owner(owner).with_timing(timing))
+}
+
+/// Refuses a store whose tokens protect nothing.
+fn check_fencing(capabilities: &Capabilities) -> Result<(), Failure> {
+    match capabilities.fencing {
+        Fencing::None(why) => Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "--require-fencing: the tokens of this {} store may go back or repeat: {why}; use another \
+                 store, or leave the flag out",
+                capabilities.backend
+            ),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Connects to look; nothing is made. `None` when it is the default store and nobody has used it yet.
@@ -190,5 +197,29 @@ pub(crate) async fn open_patiently(
             );
         }
         tokio::time::sleep(timing.poll_every().min(Duration::from_secs(1))).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_protect_nothing_are_refused_where_they_matter() {
+        let of = |fencing| check_fencing(&Capabilities::new("paper", fencing));
+        assert!(of(Fencing::Checked).is_ok());
+        assert!(of(Fencing::Monotone).is_ok());
+        let failure = of(Fencing::None("it forgets")).expect_err("refused");
+        assert!(failure.is(Exit::Usage));
+        assert!(failure.message().contains("paper") && failure.message().contains("it forgets"));
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_path_survives_its_url() {
+        let path = Path::new("/a b/50%?/#1/locks.db");
+        let url = sqlite_url(path);
+        let config = lockkit::sql::SqliteConfig::from_url(&url).expect("valid");
+        assert_eq!(config.path, path);
     }
 }

@@ -38,6 +38,11 @@ use crate::token::Token;
 /// 2. Repeating [`try_acquire`](Self::try_acquire) with the same nonce while its grant is unexpired
 ///    returns the same token and a full ttl again. After the expiry it is a new grant with a new
 ///    token, or `Held`. What is published of it (owner, metadata, ttl) is written again each time.
+/// 3. A nonce of mode [`Once`](crate::Mode::Once) that was denied, or has surely failed, is dead too: no
+///    withdraw follows, and a request of it that is executed late must leave nothing behind.
+/// 4. On a store whose entries live as long as a session, every renewal *and every try* also deletes the
+///    session's own entries that belong to no live claim: an entry that was made late would otherwise
+///    live as long as its siblings are renewed.
 #[async_trait]
 pub trait LockPersistence: fmt::Debug + Send + Sync {
     /// What this store can do. Constant over the life of the value.

@@ -170,7 +170,8 @@ impl Provider {
 
     /// The same provider taking over an expired lease only after having seen it unchanged for the
     /// holder's `ttl × (1 + drift)` on its own clock: a forward step of the store's clock then costs
-    /// nobody the lease, and a takeover after a crash takes up to one ttl longer.
+    /// nobody the lease, and a takeover after a crash takes up to one ttl longer. A single try has not
+    /// seen anything before, so it never takes an expired lease over.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the store cannot make a takeover conditional.
@@ -305,7 +306,13 @@ impl Provider {
                         if candidacy.take(&term) && term.check() {
                             return Ok(Some(LockGuard::new(term, candidacy)));
                         }
-                        // It was polled too late; start over.
+                        // It was polled too late. Start over, once the old lease is gone: a single try
+                        // must not be denied by it.
+                        candidacy.end_term(Duration::ZERO);
+                        while !matches!(
+                            candidacy.next().await,
+                            None | Some(Notice::Released(_) | Notice::Failed(_) | Notice::Ended(_))
+                        ) {}
                         break;
                     }
                     Some(Notice::Denied) if scope == Scope::OneAttempt => return Ok(None),

@@ -136,6 +136,28 @@ async fn a_future_that_is_kept_but_not_polled_holds_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_single_try_that_is_polled_late_is_not_denied_by_itself() {
+    let world = World::new();
+    let provider = world.provider();
+    let mut kept = Box::pin(provider.try_acquire("n"));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(kept.as_mut().poll(&mut cx).is_pending());
+    world.inject(
+        Operation::Release,
+        Fault::DelayBefore(ms(200)),
+        Times::Next(1),
+    );
+    tokio::time::sleep(HAND_OFF * 2).await;
+    assert!(
+        soon(kept)
+            .await
+            .unwrap()
+            .expect("nobody else wants it")
+            .check()
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn renewals_that_hang_end_the_term_at_the_deadline() {
     let world = World::new();
     let provider = world.provider();

@@ -10,6 +10,9 @@ pub(super) fn now() -> Moment {
     SystemClock.now()
 }
 
+/// The longest sleep between two looks at the clock, where the kernel's timer cannot be had.
+const PIECE: Duration = Duration::from_millis(50);
+
 /// The kernel's timer on the clock that counts suspend: it fires on the resume itself.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
@@ -42,23 +45,14 @@ impl Alarm {
             },
         };
         let set = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &when);
-        loop {
-            if now() >= at {
-                return;
+        while now() < at {
+            if set.is_err() || self.0.readable().await.is_err() {
+                // Without the kernel's timer: a look at the clock after each piece.
+                tokio::time::sleep(at.since(now()).min(PIECE)).await;
+                continue;
             }
-            let fired = async {
-                if set.is_err() || self.0.readable().await.is_err() {
-                    // Without the kernel's timer the pieces below do.
-                    std::future::pending::<()>().await;
-                }
-                // Reads the count of expiries, so that the next wait is for another.
-                let _ = self.0.try_read(&mut [0; 8]);
-            };
-            let piece = at.since(now()).min(Duration::from_millis(500));
-            tokio::select! {
-                () = fired => {}
-                () = tokio::time::sleep(piece) => {}
-            }
+            // Reads the count of expiries, so that the next wait is for another.
+            let _ = self.0.try_read(&mut [0; 8]);
         }
     }
 }
@@ -79,7 +73,7 @@ impl Alarm {
             return std::future::pending().await;
         }
         while now() < at {
-            tokio::time::sleep(at.since(now()).min(Duration::from_millis(50))).await;
+            tokio::time::sleep(at.since(now()).min(PIECE)).await;
         }
     }
 }

@@ -149,7 +149,7 @@ impl Keeper {
             let due = self.due();
             tokio::select! {
                 biased;
-                () = alarm.at(due) => self.on_time(),
+                () = alarm.at(due) => self.on_time().await,
                 signal = changes.recv() => {
                     // A lagging receiver has missed nothing that the next look does not show.
                     if matches!(signal, Ok(Signal::CHILD) | Err(broadcast::error::RecvError::Lagged(_)))
@@ -200,11 +200,13 @@ impl Keeper {
         self.stop_at.after(slack).min(self.deadline)
     }
 
-    fn on_time(&mut self) {
+    async fn on_time(&mut self) {
+        if !self.told && !self.killing {
+            self.tell();
+            self.report(&Report::Overdue).await;
+        }
         if self.killing || now() >= self.deadline {
             self.kill();
-        } else {
-            self.tell();
         }
     }
 

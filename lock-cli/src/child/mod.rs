@@ -22,6 +22,8 @@ mod terminal;
 mod tree;
 mod wire;
 
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// First argument of a process that is to be the keeper.
@@ -30,12 +32,19 @@ pub(crate) const KEEPER: &str = "__lockctl-keeper";
 pub(crate) const SHIM: &str = "__lockctl-shim";
 
 /// This very program, also when its file was replaced or removed meanwhile.
-pub(crate) fn own_program() -> std::io::Result<PathBuf> {
+pub(crate) fn own_program() -> io::Result<PathBuf> {
     let link = Path::new("/proc/self/exe");
-    if link.exists() {
-        return Ok(link.to_owned());
+    let Ok(running) = link.metadata() else {
+        return std::env::current_exe();
+    };
+    // By its path where that still is this program: the process list then shows its name.
+    if let Ok(path) = link.read_link()
+        && let Ok(there) = path.metadata()
+        && (there.dev(), there.ino()) == (running.dev(), running.ino())
+    {
+        return Ok(path);
     }
-    std::env::current_exe()
+    Ok(link.to_owned())
 }
 
 /// How a command ended.

@@ -326,6 +326,13 @@ impl<N: Fn(Note)> Run<N> {
             }
             Report::Failed { why } => return Err(io::Error::other(why.clone())),
             Report::Stopped { signal } => self.on_stopped(*signal, term).await,
+            Report::Overdue => {
+                if self.cause.is_none() {
+                    let cause = Cause::Stopping(StopReason::Deadline);
+                    self.cause = Some(cause.clone());
+                    (self.note)(Note::Told(cause));
+                }
+            }
             Report::Leftovers => (self.note)(Note::Leftovers),
             Report::Ended { code, signal } => {
                 let status = match (code, signal) {

@@ -55,6 +55,8 @@ pub(crate) enum Report {
         /// The number of the signal.
         signal: i32,
     },
+    /// The deadline came near and the wrapper had not said a word: it is told to stop.
+    Overdue,
     /// It has ended, but what it has started has not; that is told to stop.
     Leftovers,
     /// It has ended, and with it everything it had started.

@@ -263,3 +263,57 @@ fn without_a_store_a_file_in_the_state_folder_is_used() {
     assert_eq!(said.code(), 64);
     assert!(said.err().contains("--store URL"), "{}", said.err());
 }
+
+#[test]
+fn a_leader_that_stepped_down_keeps_away_for_as_long_as_it_was_asked() {
+    let site = Site::new();
+    let mut only = run(&site, "only", &["--ttl", "2s"], "stamps");
+    until("it leads", || terms(&site).len() == 1);
+    assert_eq!(site.run(["step-down", "job", "--for", "3s"]).code(), 0);
+    until("it has stopped", || site.fixtures().is_empty());
+    let stopped = Instant::now();
+    until("it leads again", || terms(&site).len() == 2);
+    let away = stopped.elapsed();
+    assert!(
+        away > Duration::from_millis(2500),
+        "it came back after {away:?}"
+    );
+    assert!(away < Duration::from_secs(8), "it came back after {away:?}");
+    only.signal(Signal::TERM);
+    assert_eq!(only.status().code(), Some(143));
+    // A command that runs once is not run again.
+    let holder = site.start(["exec", "job", "--wait", "--ttl", "2s", "--", "sleep", "60"]);
+    until("it holds", || !site.running("sleep 60").is_empty());
+    assert_eq!(site.run(["step-down", "job"]).code(), 0);
+    let said = holder.wait_with_output();
+    assert_eq!(said.code(), 79);
+    assert!(said.err().contains("asked to step down"), "{}", said.err());
+}
+
+#[test]
+fn sigterm_just_when_the_lead_becomes_free_starts_nothing_behind_our_back() {
+    for _ in 0..crate::support::rounds(4, 50) {
+        let site = Site::new();
+        let mut leader = site.start(["run", "job", "--", "sleep", "60"]);
+        until("it leads", || !site.running("sleep 60").is_empty());
+        let mut standby = site.start_logged(["run", "job", "--", "sleep", "61"], "standby");
+        until("it stands by", || {
+            site.lines("standby")
+                .iter()
+                .any(|line| line.contains("standing by"))
+        });
+        leader.signal(Signal::TERM);
+        standby.signal(Signal::TERM);
+        let code = standby.status().code().expect("a code");
+        let log = site.lines("standby");
+        let led = log.iter().any(|line| line.contains("leading"));
+        // It may have won before it was told; then the command was told too.
+        assert!(
+            code == 80 && !led || [0, 143].contains(&code) && led,
+            "{code}: {log:#?}"
+        );
+        leader.status();
+        assert!(site.processes().is_empty(), "{:?}", site.processes());
+        assert!(status(&site).starts_with("free"), "{}", status(&site));
+    }
+}

@@ -130,6 +130,24 @@ fn bad_arguments_are_refused_in_one_line() {
 }
 
 #[test]
+fn a_failure_is_an_event_where_events_were_asked_for() {
+    let site = Site::new();
+    let said = site.run([
+        "exec", "job", "--format", "json", "--ttl", "0s", "--", "true",
+    ]);
+    assert_eq!(said.code(), 64);
+    let event: serde_json::Value = serde_json::from_str(&said.err()).expect("JSON");
+    assert_eq!(
+        (&event["event"], &event["code"]),
+        (&"error".into(), &64.into())
+    );
+    assert!(
+        event["why"].as_str().is_some_and(|why| why.contains("ttl")),
+        "{event}"
+    );
+}
+
+#[test]
 fn somebody_else_has_it() {
     let site = Site::new();
     let mut holder = site.start(["exec", "job", "--owner", "the-other", "--", "sleep", "60"]);

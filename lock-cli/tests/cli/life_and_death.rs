@@ -165,6 +165,27 @@ fn the_command_dies_with_a_killed_keeper() {
 }
 
 #[test]
+fn the_command_dies_when_wrapper_and_keeper_are_killed_at_once() {
+    for _ in 0..rounds(2, 50) {
+        let site = Site::new();
+        let mut wrapper = site.start(exec(&site, &[], "stubborn-stamps"));
+        wait_for_stamps(&site);
+        let both = [site.processes_with("__lockctl-keeper")[0], wrapper.pid()];
+        // Stopped first, so that neither can act on the death of the other.
+        for signal in [Signal::STOP, Signal::KILL] {
+            for pid in both {
+                kill(pid, signal);
+            }
+        }
+        within(
+            Duration::from_secs(1),
+            "the kernel kills the command",
+            || site.processes().is_empty().then_some(()),
+        );
+    }
+}
+
+#[test]
 fn a_stopped_wrapper_changes_nothing() {
     for _ in 0..rounds(1, 50) {
         let site = Site::new();
@@ -311,4 +332,37 @@ fn as_process_one_it_leaves_no_zombies_and_ends_on_sigterm() {
     kill(inner, Signal::TERM);
     let said = unshare.wait_with_output();
     assert_eq!(said.code(), 143, "{}", said.err());
+}
+
+#[test]
+fn a_program_file_that_was_replaced_or_removed_does_not_matter() {
+    let site = Site::new();
+    let copy = site.path("lockctl");
+    std::fs::copy(env!("CARGO_BIN_EXE_lockctl"), &copy).expect("room for it");
+    let mut command = std::process::Command::new(&copy);
+    command
+        .args(["run", "job", "--ttl", "2s", "--", "sh", "-c", "sleep 0.2"])
+        .env("LOCKCTL_STORE", site.url())
+        .env(MARK, site.mark())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(site.path("log")).expect("writable"));
+    let mut runner = Running::start(&mut command);
+    let terms = || {
+        let log = site.lines("log");
+        log.iter()
+            .filter(|line| line.contains("exited with code 0"))
+            .count()
+    };
+    until("it has run once", || terms() >= 1);
+    std::fs::remove_file(&copy).expect("ours");
+    std::fs::write(&copy, "another version").expect("ours");
+    let before = terms();
+    until("it runs again", || terms() >= before + 2);
+    runner.signal(Signal::TERM);
+    runner.status();
+    let log = site.lines("log");
+    assert!(
+        !log.iter().any(|line| line.contains("cannot run")),
+        "{log:#?}"
+    );
 }

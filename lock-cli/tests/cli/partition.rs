@@ -277,18 +277,25 @@ fn a_store_that_may_not_be_written_is_a_matter_of_permission() {
     std::fs::copy(env!("CARGO_BIN_EXE_lockctl"), &lockctl).expect("room for it");
     set(&lockctl, 0o755);
     set(site.mark(), 0o555);
-    let mut command = std::process::Command::new(if root { "setpriv" } else { "env" });
-    if root {
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    }
-    let said = command
-        .arg(&lockctl)
-        .args(["exec", "job", "--store", &site.url(), "--", "true"])
-        .output()
-        .expect("it runs");
+    let run = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(if root { "setpriv" } else { "env" });
+        if root {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        }
+        command
+            .arg(&lockctl)
+            .args(["--store", &site.url()])
+            .args(arguments)
+            .output()
+            .expect("it runs")
+    };
+    let writes = run(&["exec", "job", "--", "true"]);
+    let reads = run(&["status", "job"]);
     set(site.mark(), 0o755);
-    assert_eq!(said.code(), 77, "{}", said.err());
-    assert_eq!(said.err().lines().count(), 1, "{}", said.err());
+    assert_eq!(writes.code(), 77, "{}", writes.err());
+    assert_eq!(writes.err().lines().count(), 1, "{}", writes.err());
+    assert_eq!(reads.code(), 0, "{}", reads.err());
+    assert!(reads.out().starts_with("free"), "{}", reads.out());
 }
 
 #[test]

@@ -122,9 +122,11 @@ fn an_interactive_shell_is_not_stopped() {
     until("it sleeps", || !site.running("sleep 1001").is_empty());
     screen.press("\x1a");
     screen.shows("Stopped");
-    screen.press("kill -9 %1\n");
+    screen.press("fg\n");
+    until_in_front(&site, "sleep 1001");
+    screen.press("\x03");
     until("it is gone", || site.running("sleep 1001").is_empty());
-    screen.press("wait; exit 5\n");
+    screen.press("exit 5\n");
     assert_eq!(screen.ends(), Some(5), "{}", screen.text());
 }
 
@@ -226,5 +228,23 @@ fn a_program_of_a_pipeline_gets_the_terminal_when_it_asks() {
     screen.press("hello\n");
     screen.shows("got-hello");
     screen.press("exit\n");
+    screen.ends();
+}
+
+#[test]
+fn a_job_that_stays_stopped_past_its_deadline_is_ended() {
+    let site = Site::new();
+    let mut screen = Screen::start(&site, &["bash", "--norc", "-i"]);
+    screen.shows("$ ");
+    screen.press(&format!("{LOCKCTL} exec job --wait --ttl 2s -- cat\n"));
+    until_in_front(&site, "cat");
+    screen.press("\x1a");
+    screen.shows("Stopped");
+    // Only lockctl itself is stopped with the job; its keeper goes on.
+    until("the command is killed", || site.running("cat").is_empty());
+    screen.press("fg\n");
+    screen.shows("lost \"job\"");
+    screen.press("echo code $?; exit\n");
+    screen.shows("code 79");
     screen.ends();
 }

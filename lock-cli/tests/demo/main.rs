@@ -12,6 +12,9 @@ use rustix::process::Signal;
 
 use support::{Said, Site, until, within};
 
+/// How the command lines of the demonstration's work begin.
+const WORKER: &str = concat!(env!("CARGO_BIN_EXE_lockctl"), " __lockctl-demo-worker");
+
 #[test]
 fn the_demonstration_shows_what_it_promises() {
     let site = Site::new();
@@ -33,11 +36,7 @@ fn the_demonstration_shows_what_it_promises() {
 fn the_candidates_die_with_the_demonstration() {
     let site = Site::new();
     let mut demo = site.start(["demo"]);
-    until("work is done", || {
-        !site
-            .running("/proc/self/exe __lockctl-demo-worker")
-            .is_empty()
-    });
+    until("work is done", || !site.running(WORKER).is_empty());
     demo.signal(Signal::KILL);
     within(Duration::from_secs(1), "everything is gone", || {
         site.processes().is_empty().then_some(())
@@ -51,11 +50,7 @@ fn an_interrupted_demonstration_leaves_nothing() {
     let mut command = site.lockctl(["demo"]);
     command.env("TMPDIR", site.path("tmp"));
     let mut demo = support::Running::start(&mut command);
-    until("work is done", || {
-        !site
-            .running("/proc/self/exe __lockctl-demo-worker")
-            .is_empty()
-    });
+    until("work is done", || !site.running(WORKER).is_empty());
     demo.signal(Signal::INT);
     let said = demo.wait_with_output();
     assert_eq!(said.code(), 130, "{}", said.err());

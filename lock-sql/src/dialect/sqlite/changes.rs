@@ -2,8 +2,8 @@
 //!
 //! The *folder* is watched, so that it does not matter when the `-wal` file is removed at the last close
 //! and made again. An event comes when a commit is being written, which is before it can be read (it is
-//! flushed in between), and none comes after that: so an event is followed by a few looks, farther and
-//! farther apart.
+//! flushed in between), and none comes after that: so an event is followed by looks, each after an eighth
+//! of the time since the event. What a commit takes is then seen an eighth later, be the disk fast or slow.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError, Weak};
@@ -15,11 +15,17 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::dialect::Changes;
 
-/// The looks after an event: this many, the pause doubling from one millisecond to half a second.
-const LOOKS: u32 = 10;
+/// The shortest pause before a look.
+const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Under a stream of events (a busy database) the pause does not start below 2^this milliseconds again.
-const BUSY_FLOOR: u32 = 3;
+/// The shortest pause under a stream of events (a busy database).
+const SHORTEST_BUSY: Duration = Duration::from_millis(4);
+
+/// A look comes after this part of the time since the event.
+const PART: u32 = 8;
+
+/// No looks later than this after an event: no commit is flushed for longer.
+const LATEST: Duration = Duration::from_secs(1);
 
 /// How often to look where no events can be had.
 const POLL: Duration = Duration::from_millis(25);
@@ -49,7 +55,8 @@ impl Watch {
             subscription: platform::Subscription::new(watcher),
             // A commit that was being written before we subscribed may become visible after the first
             // read: begin as after an event.
-            look: Some(0),
+            event: Some(Instant::now()),
+            busy: false,
         })
     }
 }
@@ -66,23 +73,26 @@ impl Changes for Poll {
 
 struct Events {
     subscription: platform::Subscription,
-    /// Which look after the last event comes next.
-    look: Option<u32>,
+    /// When the last event came, while looks are due for it.
+    event: Option<Instant>,
+    /// Whether it came in a stream of them.
+    busy: bool,
 }
 
 #[async_trait]
 impl Changes for Events {
     async fn changed(&mut self) -> Result<()> {
-        let look = match self.look {
-            Some(look) => look,
+        let event = match self.event {
+            Some(event) => event,
             None => {
                 if !self.subscription.event().await {
                     return Poll.changed().await;
                 }
-                0
+                Instant::now()
             }
         };
-        let due = Instant::now() + Duration::from_millis(1 << look);
+        let shortest = if self.busy { SHORTEST_BUSY } else { SHORTEST };
+        let due = Instant::now() + (event.elapsed() / PART).max(shortest);
         let mut more = false;
         loop {
             tokio::select! {
@@ -91,11 +101,12 @@ impl Changes for Events {
                 alive = self.subscription.event(), if !more => more = alive,
             }
         }
-        self.look = match look + 1 {
-            next if more => Some(next.min(BUSY_FLOOR)),
-            next if next < LOOKS => Some(next),
-            _ => None,
+        self.event = if more {
+            Some(Instant::now())
+        } else {
+            Some(event).filter(|event| event.elapsed() < LATEST)
         };
+        self.busy = more;
         Ok(())
     }
 }

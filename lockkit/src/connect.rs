@@ -74,11 +74,11 @@ impl ConnectOptions {
 /// Every scheme of this project's stores, with the feature that it needs.
 const SCHEMES: [(&str, Option<&str>); 6] = [
     ("memory", None),
-    ("sqlite", Some("sqlite")),
-    ("postgres", Some("postgres")),
-    ("postgresql", Some("postgres")),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
+    ("postgres", Some("postgres")),
+    ("postgresql", Some("postgres")),
+    ("sqlite", Some("sqlite")),
 ];
 
 fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
@@ -162,7 +162,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, postgres:, postgresql:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, sqlite:"
             ),
             "{error}"
         );

@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const SESSION: &str = "SET NAMES utf8mb4; \
      SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
      autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1; \
-     SHOW VARIABLES WHERE Variable_name IN ('version', 'wsrep_on', 'log_bin', 'binlog_format'); \
+     SHOW VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'binlog_format'); \
      SHOW SESSION STATUS LIKE 'Ssl_cipher'; \
      SELECT SLEEP(0.001), SYSDATE(6) > NOW(6)";
 
@@ -56,28 +56,25 @@ impl std::fmt::Debug for Options {
 }
 
 /// What this server can do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
     pub(super) skip_locked: bool,
-    /// One session may have several named locks, and they mean the same on every node.
-    pub(super) named_locks: bool,
 }
 
 impl Features {
-    fn of(version: &str, galera: bool) -> Self {
+    fn of(version: &str) -> Self {
         let mut parts = version
             .split(|c: char| !c.is_ascii_digit())
             .map(|part| part.parse().unwrap_or(0));
         let mut next = || parts.next().unwrap_or(0_u32);
         let version_of = (next(), next(), next());
-        let (skip, locks) = if version.contains("MariaDB") {
-            ((10, 6, 0), (10, 0, 2))
+        let skips_since = if version.contains("MariaDB") {
+            (10, 6, 0)
         } else {
-            ((8, 0, 1), (5, 7, 5))
+            (8, 0, 1)
         };
         Self {
-            skip_locked: version_of >= skip,
-            named_locks: version_of >= locks && !galera,
+            skip_locked: version_of >= skips_since,
         }
     }
 }
@@ -154,14 +151,13 @@ impl Server {
             .await
             .map_err(Failure::before)?;
         let mut version = String::new();
-        let (mut galera, mut logs, mut logs_statements) = (false, false, false);
+        let (mut logs, mut logs_statements) = (false, false);
         let mut cipher = String::new();
         for shown in answers.iter().take(4).flat_map(|a| &a.rows) {
             let cell = |n| row::shown(shown, n).map_err(Failure::before);
             let value = cell(1)?;
             match cell(0)?.as_str() {
                 "version" => version = value,
-                "wsrep_on" => galera = value == "ON",
                 "log_bin" => logs = value == "ON",
                 "binlog_format" => logs_statements = value == "STATEMENT",
                 _ => cipher = value,
@@ -189,7 +185,7 @@ impl Server {
         }
         Ok(Ok(Open {
             connection,
-            features: Features::of(&version, galera),
+            features: Features::of(&version),
             used: Instant::now(),
         }))
     }
@@ -314,18 +310,16 @@ mod tests {
 
     #[test]
     fn versions_tell_what_a_server_can_do() {
-        let of = |version, galera| {
-            let features = Features::of(version, galera);
-            (features.skip_locked, features.named_locks)
-        };
-        assert_eq!(of("10.11.6-MariaDB-0+deb12u1-log", false), (true, true));
-        assert_eq!(of("10.5.9-MariaDB", false), (false, true));
-        assert_eq!(of("10.6.0-MariaDB", true), (true, false));
-        assert_eq!(of("8.0.36", false), (true, true));
-        assert_eq!(of("8.4.0-commercial", false), (true, true));
-        assert_eq!(of("5.7.44-log", false), (false, true));
-        // The second GET_LOCK of a session freed its first.
-        assert_eq!(of("5.6.51", false), (false, false));
-        assert_eq!(of("", false), (false, false));
+        for skips in [
+            "10.11.6-MariaDB-0+deb12u1-log",
+            "10.6.0-MariaDB",
+            "8.0.36",
+            "8.4.0-commercial",
+        ] {
+            assert!(Features::of(skips).skip_locked, "{skips}");
+        }
+        for waits in ["10.5.9-MariaDB", "5.7.44-log", ""] {
+            assert!(!Features::of(waits).skip_locked, "{waits}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The only map from errors of the driver to ours.
 
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 

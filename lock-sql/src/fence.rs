@@ -1,5 +1,7 @@
 //! Writes that only the holder of a lease can commit.
 
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -31,6 +33,11 @@ pub trait Fence<DB: Database> {
     ///
     /// After a refusal [`check`](lock_core::Leadership::check) may answer true until the next renewal has
     /// been refused too: end the work on the error.
+    ///
+    /// On MySQL and MariaDB the account of the transaction needs the right to update the table of the leases.
+    /// Where the server compares each row with the transaction's snapshot (`innodb_snapshot_isolation`, on by
+    /// default from MariaDB 11.6), use READ COMMITTED: under REPEATABLE READ a renewal since the transaction's
+    /// first read makes it be refused (`Unavailable`, retryable, nothing committed).
     ///
     /// # Errors
     /// [`LeaseLost`](lock_core::ErrorKind::LeaseLost): rolled back. [`Unsupported`](lock_core::ErrorKind::Unsupported): a lease

@@ -22,6 +22,9 @@ pub trait Fence<DB: Database> {
     /// repeated (`Unavailable`, retryable, nothing committed). While it is open, no lease in the same
     /// file can be renewed: keep it far below `renew_every`, or give the locks a file of their own.
     ///
+    /// After a refusal [`check`](lock_core::Leadership::check) may answer true until the next renewal has
+    /// been refused too: end the work on the error.
+    ///
     /// # Errors
     /// [`LeaseLost`](ErrorKind::LeaseLost): rolled back. [`Unsupported`](ErrorKind::Unsupported): a lease
     /// of another store, or a transaction on another database; rolled back. Others: why the database

@@ -126,6 +126,8 @@ pub fn judge<H: Harness>(case: &'static Case, test_path: &'static str) -> Verdic
     let verdict = runtime.block_on(async {
         let harness = match H::new().await {
             Ok(harness) => harness,
+            // There is no such server here; whoever looked for it has told, and judged whether that may be.
+            Err(Stop::NotApplicable(reason)) => return Verdict::NotApplicable(reason),
             Err(stop) => return Verdict::Failed(format!("the harness could not start: {stop}")),
         };
         let backend = harness.backend();

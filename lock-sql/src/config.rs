@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub const DEFAULT_TABLE: &str = "lock_leases";
 
 /// Longest table name, in bytes: the least limit among the databases.
-const MAX_TABLE_BYTES: usize = 63;
+pub(crate) const MAX_TABLE_BYTES: usize = 63;
 
 /// The name of the table: a letter or `_`, then letters, digits and `_`, all ASCII.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -86,6 +86,11 @@ impl From<TableName> for String {
         name.0
     }
 }
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresConfig;
 
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteConfig;

@@ -1,5 +1,8 @@
 //! The only map from errors of the driver to ours.
 
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite {
     use std::path::Path;

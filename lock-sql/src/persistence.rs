@@ -24,6 +24,31 @@ pub struct SqlPersistence {
     closed: watch::Sender<bool>,
 }
 
+#[cfg(feature = "postgres")]
+impl SqlPersistence {
+    /// The store in one table of a PostgreSQL database. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] when the URL cannot be used, or for a table name of more than 55 bytes.
+    pub fn postgres(config: &crate::PostgresConfig) -> Result<Self> {
+        crate::dialect::postgres::Postgres::from_config(config).map(Self::over)
+    }
+
+    /// The store in the PostgreSQL database that an application's options name, in connections of its own.
+    ///
+    /// The options stand, but for settings of the session that leases depend on (isolation, timeouts,
+    /// `synchronous_commit`, the planner's) and the logging of statements. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a table name of more than 55 bytes.
+    pub fn from_postgres_options(
+        options: sqlx::postgres::PgConnectOptions,
+        table: crate::TableName,
+    ) -> Result<Self> {
+        crate::dialect::postgres::Postgres::from_options(options, table).map(Self::over)
+    }
+}
+
 #[cfg(feature = "sqlite")]
 impl SqlPersistence {
     /// The store in one SQLite file. Nothing is opened yet.
@@ -117,15 +142,19 @@ impl SqlPersistence {
         name: &LockName,
         stale: impl Fn(&LeaseState) -> bool + Send + Sync,
     ) -> Result<()> {
-        self.open()?;
-        let mut closed = self.closed.subscribe();
-        let look = async {
+        self.unless_closed(async {
             let mut changes = self.dialect.subscribe(name).await?;
             while stale(&self.dialect.read(name).await?) {
                 changes.changed().await?;
             }
             Ok(())
-        };
+        })
+        .await
+    }
+
+    async fn unless_closed(&self, look: impl Future<Output = Result<()>> + Send) -> Result<()> {
+        self.open()?;
+        let mut closed = self.closed.subscribe();
         tokio::select! {
             biased;
             // The sender lives as long as `self`: this ends only when the store was closed.
@@ -196,7 +225,13 @@ impl LockPersistence for SqlPersistence {
     async fn wait(&self, claim: &Claim, seen: &Holder) -> Result<()> {
         let token = seen.token;
         let stale = move |now: &LeaseState| matches!(now, LeaseState::Held(h) if h.token == token);
-        let result = self.until(&claim.name, stale).await;
+        let result = self.unless_closed(async {
+            match self.dialect.wait(claim, seen).await {
+                Some(result) => result,
+                None => self.until(&claim.name, stale).await,
+            }
+        });
+        let result = result.await;
         self.at(Operation::Wait, Some(&claim.name), result)
     }
 

@@ -192,3 +192,27 @@ async fn a_stopped_holder_checks_false_and_cannot_commit() {
         }
     }
 }
+
+#[tokio::test]
+async fn after_a_blocked_executor_the_commit_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shop.db");
+    let provider = provider(&path);
+    provider.persistence().prepare().await.unwrap();
+    let mut app = app(&path).await;
+    sqlx::query("CREATE TABLE writes (token INTEGER)")
+        .execute(&mut app)
+        .await
+        .unwrap();
+    let guard = provider.acquire("n").await.unwrap();
+    std::thread::sleep(TTL + Duration::from_millis(100));
+    // No await in between: nothing else has run on this thread.
+    assert!(!guard.check());
+    let mut tx = app.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    sqlx::query("INSERT INTO writes VALUES (1)")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    let error = guard.lease().commit(tx).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
+}

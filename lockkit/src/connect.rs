@@ -72,7 +72,12 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 2] = [("memory", None), ("sqlite", Some("sqlite"))];
+const SCHEMES: [(&str, Option<&str>); 4] = [
+    ("memory", None),
+    ("postgres", Some("postgres")),
+    ("postgresql", Some("postgres")),
+    ("sqlite", Some("sqlite")),
+];
 
 fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
     let bad = |text: String| Error::new(ErrorKind::InvalidConfig, text);
@@ -82,6 +87,11 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
             "" | "//" => Ok(Arc::new(MemoryStore::new())),
             _ => Err(bad("the memory store takes nothing after memory:".into())),
         },
+        #[cfg(feature = "postgres")]
+        Some("postgres" | "postgresql") => {
+            let config = lock_sql::PostgresConfig::from_url(url)?;
+            Ok(Arc::new(lock_sql::SqlPersistence::postgres(&config)?))
+        }
         #[cfg(feature = "sqlite")]
         Some("sqlite") => {
             let config = lock_sql::SqliteConfig::from_url(url)?;
@@ -123,6 +133,7 @@ mod tests {
     #[test]
     fn a_scheme_without_its_feature_says_which() {
         assert!(refusal(Some("sqlite")).contains("feature `sqlite`"));
+        assert!(refusal(Some("postgresql")).contains("feature `postgres`"));
     }
 
     #[test]
@@ -134,6 +145,8 @@ mod tests {
             "",
             "memory:hunter2",
             "sqlite://me:hunter2@host/db",
+            "postgres:hunter2",
+            "postgresql://me:hunter2@host:hunter2/db",
         ] {
             let error = store(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
@@ -141,9 +154,9 @@ mod tests {
         }
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
-            error
-                .to_string()
-                .contains("zebra: is not known; known are memory:, sqlite:"),
+            error.to_string().contains(
+                "zebra: is not known; known are memory:, postgres:, postgresql:, sqlite:"
+            ),
             "{error}"
         );
     }

@@ -19,13 +19,14 @@
 //! | feature | scheme | store |
 //! |---|---|---|
 //! | (always) | `memory:` | this process: the single-node mode |
+//! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 
 mod connect;
 
 pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;
 
 /// The examples of the README, run as tests.

@@ -9,9 +9,12 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use lock_core::{
-    Capabilities, Claim, Lease, LeaseState, LockName, Metadata, Observation, Renewal, Result, Token,
+    Capabilities, Claim, Holder, Lease, LeaseState, LockName, Metadata, Observation, Renewal,
+    Result, Token,
 };
 
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
@@ -39,6 +42,11 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     async fn request(&self, name: &LockName, request: &str) -> Result<bool>;
     async fn server_time(&self) -> Result<SystemTime>;
     async fn sweep(&self, unused_for: Duration) -> Result<u64>;
+    /// Waits in its own way, where the database tells each waiter by itself; `None` where it is told by
+    /// [`subscribe`](Self::subscribe).
+    async fn wait(&self, _claim: &Claim, _seen: &Holder) -> Option<Result<()>> {
+        None
+    }
     /// From when this has answered, no change is missed. `name` is for databases that listen by name.
     async fn subscribe(&self, name: &LockName) -> Result<Box<dyn Changes>>;
     async fn close(&self);

@@ -37,7 +37,7 @@ pub trait Fence<DB: Database> {
     /// first read makes it be refused (`Unavailable`, retryable, nothing committed).
     ///
     /// # Errors
-    /// [`LeaseLost`](ErrorKind::LeaseLost): rolled back. [`Unsupported`](ErrorKind::Unsupported): a lease
+    /// [`LeaseLost`](lock_core::ErrorKind::LeaseLost): rolled back. [`Unsupported`](lock_core::ErrorKind::Unsupported): a lease
     /// of another store, or a transaction on another database; rolled back. Others: why the database
     /// could not decide; `is_indeterminate` when it may have committed.
     ///

@@ -235,6 +235,16 @@ impl Provider {
         &self.settings.owner
     }
 
+    /// Resolves when no guard, no wait and no election of this provider and its clones is left, and the
+    /// store has been told of the end of each: what to await, with a limit of your own, before a process
+    /// exits. What was dropped just before is then released and not left to expire.
+    ///
+    /// # Cancel safety
+    /// It only looks; call it again as often as you like.
+    pub async fn settled(&self) {
+        self.driver.settled().await;
+    }
+
     pub(crate) fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }

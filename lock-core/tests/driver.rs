@@ -115,6 +115,23 @@ async fn dropping_acquire_after_any_poll_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_provider_is_settled_when_all_that_was_dropped_is_released() {
+    let world = World::new();
+    let provider = world.provider();
+    soon(provider.settled()).await; // nothing was begun
+    let guard = provider.acquire("n").await.unwrap();
+    let waiting = tokio::time::timeout(ms(50), provider.acquire("n")).await;
+    assert!(waiting.is_err());
+    let still = tokio::time::timeout(ms(50), provider.settled()).await;
+    assert!(still.is_err(), "the guard is alive");
+    let late = Fault::DelayBefore(ms(100));
+    world.inject(Operation::Release, late, Times::Next(1));
+    drop(guard);
+    soon(provider.settled()).await;
+    assert!(matches!(world.state("n").await, LeaseState::Free { .. }));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_future_that_is_kept_but_not_polled_holds_nobody_up() {
     let world = World::new();
     let provider = world.provider();

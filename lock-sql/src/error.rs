@@ -142,7 +142,9 @@ pub(crate) mod sqlite {
             (Ok(_), Err(e)) if e.kind() == std::io::ErrorKind::NotFound && can_create(folder) => {
                 Error::new(
                     ErrorKind::Schema,
-                    format!("the file {shown} is missing; prepare the store with create=true"),
+                    format!(
+                        "the file {shown} is missing: check the path; a candidate that may create it makes it"
+                    ),
                 )
             }
             _ => Error::new(

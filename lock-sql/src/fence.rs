@@ -36,6 +36,9 @@ pub trait Fence<DB: Database> {
     /// default from MariaDB 11.6), use READ COMMITTED: under REPEATABLE READ a renewal since the transaction's
     /// first read makes it be refused (`Unavailable`, retryable, nothing committed).
     ///
+    /// After a refusal [`check`](lock_core::Leadership::check) may answer true until the next renewal has
+    /// been refused too: end the work on the error.
+    ///
     /// # Errors
     /// [`LeaseLost`](lock_core::ErrorKind::LeaseLost): rolled back. [`Unsupported`](lock_core::ErrorKind::Unsupported): a lease
     /// of another store, or a transaction on another database; rolled back. Others: why the database

@@ -127,7 +127,9 @@ fn refusal(scheme: Option<&str>) -> String {
         {
             format!("the scheme {scheme}: is not known; known are {known}")
         }
-        _ => format!("the store URL has no scheme that is known; known are {known}"),
+        _ => format!(
+            "the store URL has no scheme that is known; known are {known}, as in sqlite:/var/lib/app/locks.db"
+        ),
     }
 }
 

@@ -29,3 +29,8 @@ pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;
+
+/// The examples of the README, run as tests.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../README.md")]
+struct Readme;

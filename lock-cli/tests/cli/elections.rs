@@ -140,8 +140,8 @@ fn a_command_that_keeps_failing_is_tried_ever_less_often() {
     let site = Site::new();
     let script = format!("date +%s%N >>{}; exit 3", site.path("starts").display());
     let mut runner = site.start(["run", "job", "--ttl", "5s", "--", "sh", "-c", &script]);
-    until("it was tried five times", || {
-        site.lines("starts").len() >= 5
+    until("it was tried seven times", || {
+        site.lines("starts").len() >= 7
     });
     runner.signal(Signal::TERM);
     let said = runner.wait_with_output();
@@ -154,7 +154,9 @@ fn a_command_that_keeps_failing_is_tried_ever_less_often() {
         .windows(2)
         .map(|pair| (pair[1] - pair[0]) / 1_000_000)
         .collect();
-    assert!(pauses[3] > 2 * pauses[0], "the pauses grow: {pauses:?} ms");
+    // Each start costs some time of its own; on a busy machine more.
+    let (first, last) = (pauses[0].min(pauses[1]), pauses[4].max(pauses[5]));
+    assert!(last > 2 * first, "the pauses grow: {pauses:?} ms");
     assert!(said.err().contains("exited with code 3"), "{}", said.err());
 }
 
@@ -203,7 +205,7 @@ fn watch_writes_a_line_for_each_change() {
     let mut watcher = Running::start(site.lockctl(["watch", "job"]).stdout(out));
     until("the present is shown", || site.lines("watched").len() == 1);
     let mut holder = site.start([
-        "exec", "job", "--owner", "b", "--ttl", "2s", "--", "sleep", "60",
+        "exec", "job", "--wait", "--owner", "b", "--ttl", "2s", "--", "sleep", "60",
     ]);
     until("the change is shown", || site.lines("watched").len() == 2);
     // Renewals are no changes.

@@ -158,6 +158,16 @@ pub(crate) fn lines(path: &Path) -> Vec<String> {
     }
 }
 
+/// Copies `lockctl`. By another process: a descriptor open for writing here would be inherited by what
+/// other tests start just then, and a program that somebody has open for writing cannot be started.
+pub(crate) fn copy_program(to: &Path) {
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_lockctl"))
+        .arg(to)
+        .status();
+    assert!(copied.is_ok_and(|status| status.success()));
+}
+
 /// Sends a signal; the process may be gone.
 pub(crate) fn kill(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {

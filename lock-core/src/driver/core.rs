@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::claim::Lease;
 use crate::clock::{Clock, Moment, sleep_until};
@@ -66,6 +66,8 @@ pub(super) struct Core {
     calls: Calls,
     waits: Waits,
     reporter: Reporter,
+    /// Who waits until no machine is left.
+    settled: Vec<oneshot::Sender<()>>,
 }
 
 impl Core {
@@ -83,6 +85,7 @@ impl Core {
             slots: BTreeMap::new(),
             wakes: BTreeSet::new(),
             renewals: BTreeSet::new(),
+            settled: Vec::new(),
             batch: Vec::new(),
             calls: Calls::new(),
             waits: Waits::new(),
@@ -112,6 +115,12 @@ impl Core {
                 }
             }
             self.send_batch();
+            if self.slots.is_empty() {
+                for tell in self.settled.drain(..) {
+                    // Whoever asked need not wait any more.
+                    let _ = tell.send(());
+                }
+            }
         }
     }
 
@@ -149,20 +158,20 @@ impl Core {
 
     fn on_commands(&mut self, first: Command) {
         let mut touched = BTreeSet::new();
-        touched.insert(self.note(first));
+        touched.extend(self.note(first));
         for _ in 0..COMMANDS {
             let Ok(command) = self.commands.try_recv() else {
                 break;
             };
-            touched.insert(self.note(command));
+            touched.extend(self.note(command));
         }
         for id in touched {
             self.step(id);
         }
     }
 
-    /// Takes note of a command without acting on it yet.
-    fn note(&mut self, command: Command) -> u64 {
+    /// Takes note of a command without acting on it yet. Gives the machine it concerns.
+    fn note(&mut self, command: Command) -> Option<u64> {
         let now = self.clock.now();
         match command {
             Command::Start {
@@ -185,7 +194,11 @@ impl Core {
                     renewal: None,
                 };
                 self.slots.insert(id, slot);
-                id
+                Some(id)
+            }
+            Command::Settled(tell) => {
+                self.settled.push(tell);
+                None
             }
             Command::Input { id, input } => {
                 if let Some(slot) = self.slots.get_mut(&id) {
@@ -196,7 +209,7 @@ impl Core {
                     }
                     slot.machine.handle(now, input);
                 }
-                id
+                Some(id)
             }
         }
     }

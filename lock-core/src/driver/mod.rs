@@ -13,7 +13,7 @@ mod term;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::{self, Handle};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::clock::Clock;
 use crate::election::{Input, Machine};
@@ -34,6 +34,8 @@ pub(crate) enum Command {
     },
     /// Something happened to a machine.
     Input { id: u64, input: Input },
+    /// Say when no machine is left.
+    Settled(oneshot::Sender<()>),
 }
 
 /// Where the news of one machine goes.
@@ -67,6 +69,7 @@ impl std::fmt::Debug for Command {
         match self {
             Self::Start { id, .. } => write!(f, "Start({id})"),
             Self::Input { id, input } => write!(f, "Input({id}, {input:?})"),
+            Self::Settled(_) => f.write_str("Settled"),
         }
     }
 }
@@ -117,6 +120,20 @@ impl Driver {
         let Running { commands, home } = self.send(command)?;
         let persistence = Arc::clone(&self.persistence);
         Ok(Candidacy::new(id, commands, home, receiver, persistence))
+    }
+
+    /// Resolves when no machine is left: all have ended, and what they owed to the store is settled.
+    pub(crate) async fn settled(&self) {
+        let (tell, told) = oneshot::channel();
+        let sent = {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let task = running.as_ref();
+            task.is_some_and(|task| task.commands.send(Command::Settled(tell)).is_ok())
+        };
+        if sent {
+            // An error means that the driver is gone, and with it every machine.
+            let _ = told.await;
+        }
     }
 
     fn send(&self, command: Command) -> Result<Running> {

@@ -81,12 +81,18 @@ async fn an_early_fence_keeps_takeovers_out_and_renewals_going() {
     let Some(server) = shared().await else { return };
     let (store, table) = store(&server).await;
     let other = store_at(server.url(), &table);
-    let ttl = Duration::from_secs(1);
-    let mine = granted(&store, &claim("n", ttl)).await;
+    // Long enough to acquire a thousand on a busy machine.
+    let ttl = Duration::from_secs(4);
     let mut many = Vec::new();
-    for n in 0..100 {
+    for n in 0..1000 {
         many.push(granted(&store, &claim(&format!("m{n}"), ttl)).await);
+        if n % 100 == 99 {
+            for answer in store.renew(&many).await {
+                assert!(matches!(answer, Ok(Renewal::Renewed { .. })), "{answer:?}");
+            }
+        }
     }
+    let mine = granted(&store, &claim("n", ttl)).await;
     let mut app = by_hand(&server).await;
     let ledger = ledger(&mut app).await;
     let mut tx = app.begin().await.unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_core::{Attempt, ErrorKind, LockPersistence as _, Nonce, Renewal};
-use lock_sql::sqlx::postgres::PgConnectOptions;
-use lock_sql::{SqlPersistence, TableName};
+use lock_sql::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use lock_sql::{SqlPersistence, TableName, sqlx};
 
 use crate::support::{
     MINUTE, by_hand, claim, denied, errors, eventually, fresh, granted, is_held, name, number, own,
@@ -167,6 +167,85 @@ async fn contention_is_no_error_at_any_isolation() {
     }
 }
 
+/// Limits that an administrator has set for a user's own work do not end ours.
+#[tokio::test]
+async fn settings_of_the_role_do_not_reach_the_leases() {
+    let Some(server) = shared().await else { return };
+    let mut admin = by_hand(&server).await;
+    let role = fresh("r");
+    run(&mut admin, &format!("CREATE ROLE {role} LOGIN SUPERUSER")).await;
+    for (setting, value) in [
+        ("statement_timeout", "1"),
+        ("lock_timeout", "1"),
+        ("default_transaction_isolation", "serializable"),
+        ("synchronous_commit", "off"),
+        ("bytea_output", "escape"),
+        ("standard_conforming_strings", "off"),
+    ] {
+        run(
+            &mut admin,
+            &format!("ALTER ROLE {role} SET {setting} = {value}"),
+        )
+        .await;
+    }
+    let table = fresh("t");
+    let store = store_at(
+        &server.url().replace("postgres@", &format!("{role}@")),
+        &table,
+    );
+    store.prepare().await.unwrap();
+    let lease = granted(&store, &claim("it's a \\ name", MINUTE)).await;
+    // Longer than the user's limit.
+    let mut blocker = by_hand(&server).await;
+    run(&mut blocker, "BEGIN").await;
+    run(&mut blocker, &format!("SELECT FROM {table} FOR UPDATE")).await;
+    let (released, ()) = tokio::join!(store.release(&lease), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        run(&mut blocker, "COMMIT").await;
+    });
+    assert_eq!(released.unwrap(), lock_core::Release::Released);
+}
+
+/// 70: an application that uses up its own pool delays no renewal.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_pool_of_the_application_delays_no_renewal() {
+    let Some(server) = shared().await else { return };
+    let (store, _) = store(&server).await;
+    let options: PgConnectOptions = server.url().parse().unwrap();
+    let pool = PgPoolOptions::new()
+        .max_connections(5)
+        .connect_with(options)
+        .await
+        .unwrap();
+    let busy: Vec<_> = (0..20)
+        .map(|_| {
+            let pool = pool.clone();
+            tokio::spawn(async move { sqlx::query("SELECT pg_sleep(60)").execute(&pool).await })
+        })
+        .collect();
+    let ttl = Duration::from_secs(2);
+    let provider = crate::support::provider(&store, ttl);
+    let mut guards = Vec::new();
+    for n in 0..5 {
+        let guard = lock_core::LockProvider::acquire(&provider, &format!("n{n}"))
+            .await
+            .unwrap();
+        guards.push(guard);
+    }
+    let started = Instant::now();
+    while started.elapsed() < ttl * 2 {
+        assert!(
+            guards.iter().all(|guard| guard.check()),
+            "lost after {:?}",
+            started.elapsed()
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for task in busy {
+        task.abort();
+    }
+}
+
 /// 64: many at once for a name that is new.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_64_wins_a_new_name() {
@@ -248,7 +327,8 @@ async fn dropped_calls_leave_nothing_open() {
 /// 137: renewals rewrite the row in place.
 #[tokio::test]
 async fn renewals_do_not_bloat_the_table() {
-    let Some(server) = shared().await else { return };
+    // Its own: an old transaction of another test would keep dead rows alive.
+    let Some(server) = own(&[]).await else { return };
     let (store, table) = store(&server).await;
     let mut leases = Vec::new();
     for n in 0..20 {

@@ -14,6 +14,7 @@ use lock_core::{
 
 use crate::case::Tier;
 use crate::harness::{Answer, Harness, Stop};
+use crate::runner::Runner;
 
 /// One fresh namespace, and helpers. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -25,6 +26,7 @@ struct Inner {
     seed: u64,
     drawn: AtomicU64,
     test_path: &'static str,
+    runner: Arc<dyn Runner>,
 }
 
 /// How long anything may take that needs only a few requests. Generous: it is there so that a case
@@ -32,13 +34,24 @@ struct Inner {
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 impl Cx {
-    pub(crate) fn new(harness: Arc<dyn Harness>, seed: u64, test_path: &'static str) -> Self {
+    pub(crate) fn new(
+        harness: Arc<dyn Harness>,
+        seed: u64,
+        test_path: &'static str,
+        runner: Arc<dyn Runner>,
+    ) -> Self {
         Self(Arc::new(Inner {
             harness,
             seed,
             drawn: AtomicU64::new(0),
             test_path,
+            runner,
         }))
+    }
+
+    /// What runs the candidates.
+    pub(crate) fn runner(&self) -> &dyn Runner {
+        self.0.runner.as_ref()
     }
 
     pub(crate) fn harness(&self) -> &dyn Harness {

@@ -95,6 +95,8 @@ macro_rules! __cases {
                     "separators and wildcards of stores are plain characters of a name";
                 [80, 87] Ci the_owner_text_decides_nothing
                     "two claims of one owner text exclude each other; texts come back as they were";
+                [87] Ci one_identity_one_leader
+                    "of two candidates with one identity one leads and the other stands by";
             }
             j_wakeups {
                 [] Ci a_release_ends_the_wait
@@ -119,6 +121,8 @@ macro_rules! __cases {
                     "while the store does not answer no work runs; it starts after the repair";
                 [108] Ci a_standby_that_stops_never_led
                     "a standby that is shut down at any moment has not run its work";
+                [15] Ci the_first_try_is_at_once
+                    "a candidate for a free name leads without waiting for an interval";
             }
             q_several {
                 [129] Ci a_second_acquire_waits

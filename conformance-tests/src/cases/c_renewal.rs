@@ -12,10 +12,11 @@ use lock_core::{
 use crate::candidate::Election;
 
 use crate::cx::{
-    Cx, claim, denied, ensure, gone, granted, holder, name, owner, renewed, soon, within,
+    Cx, claim, denied, ensure, gone, granted, holder, name, owner, renewed, soon, timing, within,
 };
-use crate::harness::{Answer, Stop};
-use crate::history::Bounds;
+use crate::harness::Answer;
+use crate::history::{Bounds, What};
+use crate::runner::Seat;
 
 pub(crate) async fn renewal_restarts_the_countdown(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
@@ -331,29 +332,53 @@ pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
         answer == Release::Released,
         "after bad renewals: {answer:?}"
     );
-    Ok(())
+    // A candidate keeps its term as well.
+    let election = Election::default();
+    let leader = election.start(&cx, 1, "candidates", ttl).await?;
+    leader.leads(crate::cx::SOON).await?;
+    let faults = &leader.faults;
+    let before = faults.struck();
+    faults.inject(Operation::Renew, Fault::FailBefore(down()), Times::Next(1));
+    let struck = || async { Ok(faults.struck() > before) };
+    crate::cx::eventually("a renewal fails", ttl, struck).await?;
+    let seen = faults.calls(Operation::Renew);
+    let went_on = || async { Ok(faults.calls(Operation::Renew) > seen + 1) };
+    crate::cx::eventually("it goes on renewing", ttl * 2, went_on).await?;
+    let history = election.recorder.history();
+    ensure!(
+        !history
+            .iter()
+            .any(|e| matches!(e.what, What::Stopping | What::Lost)),
+        "one failed renewal ended the term"
+    );
+    leader.stop().await
 }
 
 pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
     let ttl = cx.brisk(store.as_ref());
-    let provider = cx.provider(&store, ttl);
     let other = cx.provider(&cx.open().await?, ttl);
     for fails in [true, false] {
-        let elector = provider.elector("n")?;
         let (began, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
-        let running = {
-            let elector = elector.clone();
-            tokio::spawn(async move {
-                elector
-                    .run(move |leadership| {
-                        // Nobody listens any more once the case is done.
-                        let _told = began.send(leadership.token());
-                        async move { if fails { Err("it failed") } else { Ok(()) } }
-                    })
-                    .await
+        let work: crate::runner::Work = Arc::new(move |term| {
+            // Nobody listens any more once the case is done.
+            let _told = began.send(term.token());
+            Box::pin(async move {
+                if fails {
+                    Err("it failed".to_owned())
+                } else {
+                    Ok(())
+                }
             })
-        };
+        });
+        let seat = Seat::new(
+            Arc::clone(&store),
+            owner("one"),
+            name("n"),
+            timing(ttl),
+            work,
+        );
+        let running = cx.runner().start(seat)?;
         let token = soon("the work begins", has_begun.recv()).await?;
         let guard = soon("another gets the lease", other.acquire("n")).await??;
         ensure!(
@@ -361,10 +386,7 @@ pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
             "the token {} follows {token:?}",
             guard.token()
         );
-        elector.shutdown();
-        soon("the candidate ends", running)
-            .await?
-            .map_err(Stop::failed)??;
+        soon("the candidate ends", running.stop()).await??;
         guard.release().await?;
     }
     Ok(())

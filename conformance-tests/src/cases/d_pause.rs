@@ -49,7 +49,7 @@ pub(crate) async fn one_leader_under_faults(cx: Cx) -> Answer<()> {
     while election.recorder.now() < began + span {
         // Somebody resigns now and then, so that there are terms enough to judge.
         tokio::time::sleep(ttl / 2).await;
-        candidates[turn % 3].elector.resign(ttl / 4);
+        candidates[turn % 3].resign(ttl / 4);
         turn += 1;
     }
     for candidate in &candidates {

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use lock_core::{
-    Attempt, Claim, Holder, Lease, LeaseState, LockName, LockPersistence, Nonce, Observation,
-    Owner, Provider, Renewal, Timing,
+    Attempt, Claim, Holder, Lease, LeaseState, LockGuard, LockName, LockPersistence, Nonce,
+    Observation, Owner, Provider, Release, Renewal, Timing,
 };
 
 use crate::case::Tier;
@@ -223,6 +223,17 @@ pub(crate) async fn holder(store: &dyn LockPersistence, name: &LockName) -> Answ
 
 pub(crate) fn is_free(seen: &Observation) -> bool {
     matches!(seen.state, LeaseState::Absent | LeaseState::Free { .. })
+}
+
+/// Releases a guard, again and again while a busy machine answers too late.
+pub(crate) async fn let_go(guard: &LockGuard) -> Answer<Release> {
+    let began = Instant::now();
+    loop {
+        match guard.release().await {
+            Err(error) if error.is_retryable() && began.elapsed() < SOON => {}
+            answer => return Ok(answer?),
+        }
+    }
 }
 
 /// Asks again until the answer is yes.

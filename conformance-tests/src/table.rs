@@ -84,6 +84,12 @@ macro_rules! __cases {
                 [59] Ci waiting_is_exact
                     "a limited wait is as long as asked and ends without an error";
             }
+            h_restart {
+                [76] Ci a_short_restart_costs_no_term
+                    "a server that is away for a second: the same term with the same token goes on";
+                [16, 25, 76] Ci a_long_outage_ends_the_term
+                    "a server that is away for two ttls: lost by the deadline, one leader after it is back";
+            }
             i_names {
                 [80] Ci byte_for_byte
                     "names that differ in case, accent, space or normal form are different names";

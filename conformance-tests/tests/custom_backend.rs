@@ -14,6 +14,8 @@ use kv::Kv;
 use lock_core::{LockName, LockPersistence, Nonce, Owner};
 use store::{KvStore, Record};
 
+const NO_SERVER: &str = "there is no server";
+
 /// One namespace: a key-value store in a folder of its own.
 #[derive(Debug)]
 struct InHouse(tempfile::TempDir);
@@ -75,10 +77,10 @@ impl Harness for InHouse {
         ))
     }
     async fn stop_server(&self) -> Answer<()> {
-        Err(Stop::not_applicable("there is no server"))
+        Err(Stop::not_applicable(NO_SERVER))
     }
     async fn start_server(&self) -> Answer<()> {
-        Err(Stop::not_applicable("there is no server"))
+        Err(Stop::not_applicable(NO_SERVER))
     }
     fn exemptions(&self) -> &'static [(&'static str, &'static str)] {
         const NO_PUSH: &str = "the key-value store tells nobody of a change";
@@ -87,6 +89,8 @@ impl Harness for InHouse {
                 "c_renewal::a_blocked_entry_delays_no_other",
                 "the key-value store locks no key",
             ),
+            ("h_restart::a_short_restart_costs_no_term", NO_SERVER),
+            ("h_restart::a_long_outage_ends_the_term", NO_SERVER),
             ("j_wakeups::a_release_ends_the_wait", NO_PUSH),
             ("j_wakeups::no_release_falls_between_try_and_wait", NO_PUSH),
             ("j_wakeups::watch_tells_of_each_change", NO_PUSH),

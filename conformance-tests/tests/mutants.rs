@@ -85,6 +85,8 @@ faults! {
     MinTokenIsIgnored "the least token is ignored" "contract::min_token_is_kept";
     VersionNeverChanges "every entry has the same version" "contract::versions_change";
     CloseIsIgnored "a closed client goes on" "contract::closed_is_closed";
+    BlockedEntryDelaysTheBatch "a locked entry delays the whole batch" "c_renewal::a_blocked_entry_delays_no_other";
+    RestartForgetsTheLeases "a restart of the server forgets the leases" "h_restart::a_short_restart_costs_no_term";
     DroppedCallBlocksTheNext "a call that is dropped midway blocks the next" "g_cancellation::dropped_calls_leave_the_store_usable";
 }
 

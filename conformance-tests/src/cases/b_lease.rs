@@ -66,7 +66,7 @@ pub(crate) async fn validity_counts_from_the_send(cx: Cx) -> Answer<()> {
         left + lag + times.margin() <= ttl && guard.check(),
         "of a ttl of {ttl:?} {left:?} are left after an answer that took {lag:?}"
     );
-    guard.release().await?;
+    crate::cx::let_go(&guard).await?;
     // The same for a candidate: its answer came `lag` after the send, and its grant is noted later.
     let faults = Faults::seeded(cx.random());
     faults.inject(Operation::TryAcquire, Fault::DelayAfter(lag), Times::Always);

@@ -110,7 +110,7 @@ pub(crate) async fn a_stopped_process_finds_its_term_over(cx: Cx) -> Answer<()> 
             guard.check(),
             "the stopped process took the lease of another"
         );
-        guard.release().await?;
+        crate::cx::let_go(&guard).await?;
     }
     Ok(())
 }

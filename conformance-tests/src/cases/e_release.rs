@@ -211,7 +211,7 @@ pub(crate) async fn a_killed_process_blocks_for_its_ttl_only(cx: Cx) -> Answer<(
         victim.kill().await?;
         let limit = ttl + cx.slack(store.as_ref()) + Duration::from_millis(1000);
         let guard = crate::cx::within("the name is free", limit, provider.acquire("n"));
-        guard.await??.release().await?;
+        crate::cx::let_go(&guard.await??).await?;
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ struct Inner {
 
 /// How long anything may take that needs only a few requests. Generous: it is there so that a case
 /// fails instead of hanging.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 impl Cx {
     pub(crate) fn new(

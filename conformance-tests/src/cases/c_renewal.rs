@@ -266,7 +266,7 @@ async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<()> {
         .faults
         .inject(Operation::TryAcquire, fault, Times::Always);
     let takeover = ttl * 2 + cx.slack(cx.open().await?.as_ref()) + BUSY;
-    second.leads(takeover).await?;
+    second.leads(takeover + SOON).await?;
     // Whoever goes on past its deadline is given the time to show it.
     let past = || async {
         let history = election.recorder.history();
@@ -279,11 +279,11 @@ async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<()> {
     eventually("the deadline of the first is past", ttl + SOON, past).await?;
     first.faults.heal();
     second.stop().await?;
-    first.leads(ttl * 3).await?;
+    first.leads(ttl * 3 + SOON).await?;
     // Resigned in good time by its own drain, or lost: both ends of the term are timely.
     let wrong = election
         .recorder
-        .violations(&Bounds::new(BUSY, Some(takeover)));
+        .violations(&Bounds::new(BUSY, Some(takeover + SOON)));
     ensure!(wrong.is_empty(), "{}", wrong[0]);
     first.stop().await
 }

@@ -145,7 +145,10 @@ impl Harness for Postgres {
     }
 
     fn exemptions(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
+        &[
+            ("h_restart::a_short_restart_costs_no_term", SHARED),
+            ("h_restart::a_long_outage_ends_the_term", SHARED),
+        ]
     }
 }
 

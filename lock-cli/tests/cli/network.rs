@@ -349,6 +349,20 @@ fn a_password_is_in_no_output_and_in_no_command_line() {
         if n >= 3 {
             continue;
         }
+        // As an argument it stands in the command line of lockctl itself, and nowhere else.
+        let store = site.url();
+        let arguments = [
+            "exec", "job", "--wait", "--store", &store, "--", "sleep", "60",
+        ];
+        let mut holder = Running::start(&mut with(site.lockctl(arguments)));
+        until("it holds", || !site.running("sleep 60").is_empty());
+        let own = holder.pid();
+        let others = site.processes().into_iter().filter(|(pid, _)| *pid != own);
+        for (_, line) in others {
+            assert!(!line.contains(PASSWORD), "{line}");
+        }
+        holder.signal(Signal::TERM);
+        holder.status();
         for verb in ["exec", "run"] {
             let mut holder = Running::start(&mut with(
                 site.lockctl([verb, "job", "-vv", "--", "sleep", "60"]),
@@ -537,37 +551,34 @@ fn a_wait_that_is_interrupted_while_the_store_grants_leaves_nothing_behind() {
         matches!(seen.state, LeaseState::Held(_))
     };
     let proxy = Proxy::start(port).expect("a proxy");
-    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+    proxy.set_delay(Direction::ToClient, Duration::from_millis(500));
+    let ended_by = |signal: Signal| 128 + signal.as_raw();
+    for (verb, signal, code) in [
+        ("exec", Signal::INT, ended_by(Signal::INT)),
+        ("exec", Signal::TERM, ended_by(Signal::TERM)),
+        ("exec", Signal::HUP, ended_by(Signal::HUP)),
+        ("run", Signal::TERM, 80),
+    ] {
         let site = Site::on(url_at(proxy.port(), &table));
-        proxy.set_delay(Direction::ToClient, Duration::from_millis(500));
-        let mut waiter = site.start_logged(
-            [
-                "exec",
-                "job",
-                "--wait",
-                "--ttl",
-                "60s",
-                "--request-timeout",
-                "10s",
-                "--",
-                "touch",
-                site.path("started").to_str().expect("text"),
-            ],
-            "waiter",
-        );
+        let started = site.path("started");
+        let mut arguments = vec![verb, "job"];
+        arguments.extend(PATIENT);
+        if verb == "exec" {
+            arguments.push("--wait");
+        }
+        arguments.extend(["--", "touch", started.to_str().expect("text")]);
+        let mut waiter = site.start_logged(arguments, "waiter");
         // The store has granted, and the answer is on its way.
         until("it is granted", is_held);
         waiter.signal(signal);
-        let code = waiter.status().code();
+        let ended = waiter.status().code();
         let held = is_held();
-        assert_eq!(
-            code,
-            Some(128 + signal.as_raw()),
-            "{:?}",
-            site.lines("waiter")
+        assert_eq!(ended, Some(code), "{verb}: {:?}", site.lines("waiter"));
+        assert!(!started.exists(), "{verb}");
+        assert!(
+            !held,
+            "{verb}, {signal:?}: the lease stays for its whole ttl"
         );
-        assert!(!site.path("started").exists());
-        assert!(!held, "{signal:?}: the lease stays for its whole ttl");
     }
     // Without an answer it does not hang, and a second signal ends it at once.
     let site = Site::on(url_at(proxy.port(), &table));

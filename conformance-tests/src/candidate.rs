@@ -3,14 +3,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use lock_core::clock::Moment;
 use lock_core::wrap::{Faults, Faulty};
-use lock_core::{Elector, FenceGate, Leadership, LockProvider as _, Timing};
-use tokio::task::JoinHandle;
+use lock_core::{FenceGate, Timing};
 
-use crate::cx::{Cx, owner, soon, timing};
+use crate::cx::{Cx, name as lock_name, owner, soon, timing};
 use crate::harness::{Answer, Stop};
 use crate::history::{Recorder, What};
+use crate::runner::{Running, Seat, Term, Work};
 
 /// What the candidates of one election share: the history, and a resource that checks tokens.
 #[derive(Clone, Debug, Default)]
@@ -22,10 +23,9 @@ pub(crate) struct Election {
 /// One running candidate.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    pub(crate) elector: Elector,
+    running: Box<dyn Running>,
     /// What goes wrong between it and the store.
     pub(crate) faults: Faults,
-    task: JoinHandle<lock_core::Result<()>>,
 }
 
 impl Election {
@@ -51,31 +51,23 @@ impl Election {
         faults: Faults,
     ) -> Answer<Candidate> {
         let store = Faulty::with_faults(cx.open().await?, faults.clone());
-        let provider = cx
-            .provider(&(Arc::new(store) as _), ttl)
-            .with_owner(owner(&format!("candidate-{who}")));
-        let elector = provider.elector(name)?;
-        let timing = timing(ttl);
-        let (election, running) = (self.clone(), elector.clone());
-        let task = tokio::spawn(async move {
-            running
-                .run(move |leadership| {
-                    let election = election.clone();
-                    async move {
-                        election.work(who, &leadership, &timing).await;
-                        Ok::<(), String>(())
-                    }
-                })
-                .await
+        let (election, times) = (self.clone(), timing(ttl));
+        let work: Work = Arc::new(move |term| {
+            let election = election.clone();
+            async move {
+                election.work(who, term, &times).await;
+                Ok(())
+            }
+            .boxed()
         });
-        Ok(Candidate {
-            elector,
-            faults,
-            task,
-        })
+        // The same text for all: it decides nothing.
+        let (owner, name) = (owner("candidate"), lock_name(name));
+        let seat = Seat::new(Arc::new(store), owner, name, times, work);
+        let running = cx.runner().start(seat)?;
+        Ok(Candidate { running, faults })
     }
 
-    async fn work(&self, who: u32, leadership: &Leadership, timing: &Timing) {
+    async fn work(&self, who: u32, leadership: Arc<dyn Term>, timing: &Timing) {
         let token = leadership.token();
         let recorder = &self.recorder;
         // The deadline says when the claim was sent.
@@ -86,13 +78,13 @@ impl Election {
         let since = recorder.now().saturating_sub(sent_ago);
         recorder.note(who, token, What::Granted { since });
         {
-            let (recorder, leadership) = (recorder.clone(), leadership.clone());
+            let (recorder, leadership) = (recorder.clone(), Arc::clone(&leadership));
             tokio::spawn(async move {
                 leadership.lost().await;
                 recorder.note(who, token, What::Lost);
             });
         }
-        let _ended = Ended(recorder, who, leadership);
+        let _ended = Ended(recorder, who, leadership.as_ref());
         recorder.note(who, token, What::WorkBegan);
         let mut deadline = Moment::START;
         loop {
@@ -113,7 +105,7 @@ impl Election {
             }
             tokio::select! {
                 biased;
-                _reason = leadership.stopping() => break,
+                () = leadership.stopping() => break,
                 () = tokio::time::sleep(Duration::from_millis(2)) => {}
             }
         }
@@ -124,7 +116,7 @@ impl Election {
 }
 
 /// Notes the end of the work, also when it is dropped.
-struct Ended<'a>(&'a Recorder, u32, &'a Leadership);
+struct Ended<'a>(&'a Recorder, u32, &'a dyn Term);
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
@@ -139,21 +131,22 @@ impl Drop for Ended<'_> {
 impl Candidate {
     /// Waits until this one leads.
     pub(crate) async fn leads(&self, limit: Duration) -> Answer<()> {
-        let mut status = self.elector.status();
-        let leading = status.wait_for(|s| matches!(s, lock_core::Status::Leading(_)));
-        tokio::time::timeout(limit, leading)
+        tokio::time::timeout(limit, self.running.leads())
             .await
-            .map_err(|_| Stop::failed(format!("it does not lead within {limit:?}")))?
-            .map(drop)
-            .map_err(Stop::failed)
+            .map_err(|_| Stop::failed(format!("it does not lead within {limit:?}")))
+    }
+
+    /// Waits until the store has told it that somebody else leads.
+    pub(crate) async fn stands_by(&self) -> Answer<()> {
+        soon("the standby knows who leads", self.running.stands_by()).await
+    }
+
+    pub(crate) fn resign(&self, hold_off: Duration) {
+        self.running.resign(hold_off);
     }
 
     /// Shuts it down and waits for its end.
     pub(crate) async fn stop(self) -> Answer<()> {
-        self.elector.shutdown();
-        soon("a candidate that was shut down ends", self.task)
-            .await?
-            .map_err(Stop::failed)?
-            .map_err(Stop::from)
+        soon("a candidate that was shut down ends", self.running.stop()).await?
     }
 }

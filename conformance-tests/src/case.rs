@@ -13,6 +13,7 @@ use lock_core::Nonce;
 use crate::catalogue::Catalogue;
 use crate::cx::Cx;
 use crate::harness::{Answer, Harness, Stop};
+use crate::runner::{Real, Runner};
 
 /// How much time a round may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,6 +109,16 @@ pub enum Verdict {
 /// [`suite!`](crate::suite) makes a `#[test]` of each case.
 #[must_use]
 pub fn judge<H: Harness>(case: &'static Case, test_path: &'static str) -> Verdict {
+    judge_runner::<H>(case, test_path, Arc::new(Real))
+}
+
+/// Runs one case with candidates of another kind than the elector of `lock-core`.
+#[must_use]
+pub fn judge_runner<H: Harness>(
+    case: &'static Case,
+    test_path: &'static str,
+    runner: Arc<dyn Runner>,
+) -> Verdict {
     if case.tier > Tier::of_this_run() {
         return Verdict::Skipped;
     }
@@ -137,7 +148,7 @@ pub fn judge<H: Harness>(case: &'static Case, test_path: &'static str) -> Verdic
             .find(|(name, _)| *name == case.name)
             .map(|(_, reason)| (*reason).to_owned())
             .or_else(|| Catalogue::shared().exemption(case.name, backend));
-        let cx = Cx::new(Arc::new(harness), seed, test_path);
+        let cx = Cx::new(Arc::new(harness), seed, test_path, runner);
         let run = std::panic::AssertUnwindSafe((case.run)(cx)).catch_unwind();
         match tokio::time::timeout(LIMIT, run).await {
             Err(_) => Verdict::Failed(format!("it did not end within {LIMIT:?}")),

@@ -8,12 +8,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use lock_core::{
-    Attempt, Claim, Holder, Lease, LeaseState, LockName, LockPersistence, Nonce, Observation,
-    Owner, Provider, Renewal, Timing,
+    Attempt, Claim, Holder, Lease, LeaseState, LockGuard, LockName, LockPersistence, Nonce,
+    Observation, Owner, Provider, Release, Renewal, Timing,
 };
 
 use crate::case::Tier;
 use crate::harness::{Answer, Harness, Stop};
+use crate::runner::Runner;
 
 /// One fresh namespace, and helpers. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -25,20 +26,32 @@ struct Inner {
     seed: u64,
     drawn: AtomicU64,
     test_path: &'static str,
+    runner: Arc<dyn Runner>,
 }
 
 /// How long anything may take that needs only a few requests. Generous: it is there so that a case
 /// fails instead of hanging.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 impl Cx {
-    pub(crate) fn new(harness: Arc<dyn Harness>, seed: u64, test_path: &'static str) -> Self {
+    pub(crate) fn new(
+        harness: Arc<dyn Harness>,
+        seed: u64,
+        test_path: &'static str,
+        runner: Arc<dyn Runner>,
+    ) -> Self {
         Self(Arc::new(Inner {
             harness,
             seed,
             drawn: AtomicU64::new(0),
             test_path,
+            runner,
         }))
+    }
+
+    /// What runs the candidates.
+    pub(crate) fn runner(&self) -> &dyn Runner {
+        self.0.runner.as_ref()
     }
 
     pub(crate) fn harness(&self) -> &dyn Harness {
@@ -210,6 +223,17 @@ pub(crate) async fn holder(store: &dyn LockPersistence, name: &LockName) -> Answ
 
 pub(crate) fn is_free(seen: &Observation) -> bool {
     matches!(seen.state, LeaseState::Absent | LeaseState::Free { .. })
+}
+
+/// Releases a guard, again and again while a busy machine answers too late.
+pub(crate) async fn let_go(guard: &LockGuard) -> Answer<Release> {
+    let began = Instant::now();
+    loop {
+        match guard.release().await {
+            Err(error) if error.is_retryable() && began.elapsed() < SOON => {}
+            answer => return Ok(answer?),
+        }
+    }
 }
 
 /// Asks again until the answer is yes.

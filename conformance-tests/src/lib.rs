@@ -1,6 +1,6 @@
 //! The conformance suite for lock stores: implement one harness, call one macro, prove your store.
 //!
-//! A whole store of about a hundred lines with its harness is in `tests/custom_backend.rs`; the line
+//! A whole store is in `examples/custom_backend`, its harness in `tests/custom_backend.rs`; the line
 //! that makes the tests is `conformance_tests::suite!(MyHarness);`.
 //!
 //! Each case becomes a named `#[test]`, in a module per kind of fault. The suite knows only
@@ -17,11 +17,12 @@ mod catalogue;
 mod cx;
 mod harness;
 pub mod history;
+pub mod runner;
 pub mod servers;
 mod table;
 mod victim;
 
-pub use case::{Case, Tier, Verdict, judge};
+pub use case::{Case, Tier, Verdict, judge, judge_runner};
 pub use catalogue::{BACKENDS, Catalogue, Cell, FieldCase};
 pub use harness::{Answer, Harness, Stop};
 

@@ -84,6 +84,12 @@ macro_rules! __cases {
                 [59] Ci waiting_is_exact
                     "a limited wait is as long as asked and ends without an error";
             }
+            h_restart {
+                [76] Ci a_short_restart_costs_no_term
+                    "a server that is away for a second: the same term with the same token goes on";
+                [16, 25, 76] Ci a_long_outage_ends_the_term
+                    "a server that is away for two ttls: lost by the deadline, one leader after it is back";
+            }
             i_names {
                 [80] Ci byte_for_byte
                     "names that differ in case, accent, space or normal form are different names";
@@ -95,6 +101,8 @@ macro_rules! __cases {
                     "separators and wildcards of stores are plain characters of a name";
                 [80, 87] Ci the_owner_text_decides_nothing
                     "two claims of one owner text exclude each other; texts come back as they were";
+                [87] Ci one_identity_one_leader
+                    "of two candidates with one identity one leads and the other stands by";
             }
             j_wakeups {
                 [] Ci a_release_ends_the_wait
@@ -119,6 +127,8 @@ macro_rules! __cases {
                     "while the store does not answer no work runs; it starts after the repair";
                 [108] Ci a_standby_that_stops_never_led
                     "a standby that is shut down at any moment has not run its work";
+                [15] Ci the_first_try_is_at_once
+                    "a candidate for a free name leads without waiting for an interval";
             }
             q_several {
                 [129] Ci a_second_acquire_waits

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::cx::{Cx, soon, timing};
+use crate::cx::{Cx, let_go, soon, timing};
 use crate::harness::{Answer, Harness, Stop};
 
 const ORDER: &str = "LOCK_CONFORMANCE_VICTIM";
@@ -174,7 +174,7 @@ fn act<H: Harness>(order: &Order) -> Answer<()> {
                 for line in std::io::stdin().lock().lines() {
                     match line.map_err(Stop::failed)?.as_str() {
                         "check" => tell("check", guard.check())?,
-                        "release" => tell("release", format!("{:?}", guard.release().await?))?,
+                        "release" => tell("release", format!("{:?}", let_go(&guard).await?))?,
                         other => return Err(Stop::failed(format!("asked {other:?}"))),
                     }
                 }
@@ -186,7 +186,7 @@ fn act<H: Harness>(order: &Order) -> Answer<()> {
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 let to = SystemClock.now().as_nanos();
                 let token = guard.token();
-                guard.release().await?;
+                let_go(&guard).await?;
                 tell("granted", format!("{token} {from} {to}"))?;
                 // Leaves room for those that are not told of a release.
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -4,13 +4,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test program")]
 
+#[path = "mutants/runner.rs"]
+mod runner;
 #[path = "mutants/store.rs"]
 mod store;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use conformance_tests::{CASES, Case, Tier, Verdict, judge};
+use conformance_tests::{CASES, Case, Tier, Verdict, judge, judge_runner};
+use runner::{Flaw, Plain};
 use store::Broken;
 
 /// The store without a fault.
@@ -81,7 +85,89 @@ faults! {
     MinTokenIsIgnored "the least token is ignored" "contract::min_token_is_kept";
     VersionNeverChanges "every entry has the same version" "contract::versions_change";
     CloseIsIgnored "a closed client goes on" "contract::closed_is_closed";
+    BlockedEntryDelaysTheBatch "a locked entry delays the whole batch" "c_renewal::a_blocked_entry_delays_no_other";
+    RestartForgetsTheLeases "a restart of the server forgets the leases" "h_restart::a_short_restart_costs_no_term";
     DroppedCallBlocksTheNext "a call that is dropped midway blocks the next" "g_cancellation::dropped_calls_leave_the_store_usable";
+}
+
+/// Each flaw of a candidate: what is wrong and the case that must catch it.
+const FLAWS: &[(Flaw, &str, &str)] = &[
+    (
+        Flaw::RenewalHangsWithTheTimer,
+        "a renewal that hangs keeps the leader from looking at the time",
+        "c_renewal::hanging_renewals_lose_in_time",
+    ),
+    (
+        Flaw::RenewerDies,
+        "the renewer dies of an error and the work goes on",
+        "c_renewal::failing_renewals_lose_in_time",
+    ),
+    (
+        Flaw::LossNeedsAnAnswer,
+        "only an answer of the store ends a term, no error and no deadline",
+        "c_renewal::failing_renewals_lose_in_time",
+    ),
+    (
+        Flaw::OneFailureDropsTheLease,
+        "one failed renewal gives up a lease with time left",
+        "c_renewal::one_bad_renewal_loses_nothing",
+    ),
+    (
+        Flaw::WorkGoesOnAfterTheTerm,
+        "the work is not stopped on loss and runs twice after the next election",
+        "c_renewal::failing_renewals_lose_in_time",
+    ),
+    (
+        Flaw::ReleasedBeforeTheWorkStops,
+        "the lease is released before the work has stopped",
+        "e_release::work_ends_before_the_lease_does",
+    ),
+    (
+        Flaw::NoReleaseAtShutdown,
+        "a shutdown releases nothing",
+        "e_release::work_ends_before_the_lease_does",
+    ),
+    (
+        Flaw::NoStoreRunsWithoutElection,
+        "the work runs without an election when the store cannot be used",
+        "n_start::no_store_no_leader",
+    ),
+    (
+        Flaw::FirstFailureIsForEver,
+        "after a first failure there is no leader until a restart",
+        "n_start::no_store_no_leader",
+    ),
+    (
+        Flaw::SharedIdentity,
+        "an identity that all share makes everybody leader",
+        "i_names::one_identity_one_leader",
+    ),
+    (
+        Flaw::FailedWorkKeepsTheLead,
+        "work that fails leaves a leader without work",
+        "c_renewal::work_that_ends_frees_the_lease",
+    ),
+    (
+        Flaw::FirstTryAfterAnInterval,
+        "the first try comes after a whole interval",
+        "n_start::the_first_try_is_at_once",
+    ),
+    (
+        Flaw::DeadlineFromTheAnswer,
+        "the deadline counts from the answer",
+        "b_lease::validity_counts_from_the_send",
+    ),
+    (
+        Flaw::StandbyRunsTheWorkAtShutdown,
+        "a standby that is shut down runs the work",
+        "n_start::a_standby_that_stops_never_led",
+    ),
+];
+
+fn judge_flaw(flaw: Flaw, case: &'static str) -> Verdict {
+    let case = Case::named(case).unwrap_or_else(|| panic!("{flaw:?}: no case {case}"));
+    assert_eq!(case.tier, Tier::Ci, "{flaw:?}: caught in the short tier");
+    judge_runner::<Broken<RIGHT>>(case, "", Arc::new(Plain(flaw)))
 }
 
 fn in_threads<T: Send + 'static>(
@@ -128,6 +214,39 @@ fn each_fault_is_caught_by_its_case() {
     }
 }
 
+/// Proves that a flaw is caught for what it is: the same loop without it passes the same case.
+#[test]
+fn the_candidate_without_a_flaw_passes() {
+    let cases: std::collections::BTreeSet<_> = FLAWS.iter().map(|(_, _, case)| *case).collect();
+    let verdicts = in_threads(
+        cases
+            .into_iter()
+            .map(|case| move || (case, judge_flaw(Flaw::None, case))),
+    );
+    let wrong: Vec<_> = verdicts
+        .into_iter()
+        .filter(|(_, verdict)| *verdict != Verdict::Passed)
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn each_flaw_is_caught_by_its_case() {
+    let verdicts = in_threads(
+        FLAWS
+            .iter()
+            .map(|(flaw, _, case)| move || (*flaw, *case, judge_flaw(*flaw, case))),
+    );
+    let missed: Vec<_> = verdicts
+        .iter()
+        .filter(|(_, _, verdict)| !matches!(verdict, Verdict::Failed(_)))
+        .collect();
+    assert!(missed.is_empty(), "not caught: {missed:#?}");
+    for (flaw, case, verdict) in verdicts {
+        println!("{flaw:?}: {case}: {verdict:?}");
+    }
+}
+
 #[test]
 fn the_list_in_the_readme_is_fresh() {
     const BEGIN: &str = "<!-- mutants: made by tests/mutants.rs -->\n";
@@ -138,6 +257,9 @@ fn the_list_in_the_readme_is_fresh() {
     let (_, after) = rest.split_once(END).expect("the list has an end");
     let mut list = String::from("| fault | caught by |\n|---|---|\n");
     for (_, what, case, _) in FAULTS {
+        list.push_str(&format!("| {what} | `{case}` |\n"));
+    }
+    for (_, what, case) in FLAWS {
         list.push_str(&format!("| {what} | `{case}` |\n"));
     }
     let fresh = format!("{before}{BEGIN}{list}{END}{after}");

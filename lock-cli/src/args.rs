@@ -14,33 +14,42 @@ pub(crate) const STORE_VARIABLE: &str = "LOCKCTL_STORE";
 
 const FIRST_STEPS: &str = "\
 First steps:
-  lockctl demo                                see a leader killed and replaced (20 s, needs nothing)
-  lockctl exec backup -- ./backup.sh          run a command while no other machine runs it
-  lockctl run worker -- ./worker              keep a command running on one machine at a time
-  lockctl status backup                       who holds it, and for how long
+  lockctl demo                        see a leader killed and replaced (15 s)
+  lockctl exec backup -- ./backup.sh  run it while no other machine does
+  lockctl run worker -- ./worker      keep a command on one machine at a time
+  lockctl status backup               who holds it, and for how long
 
-Machines must share a store: --store URL or LOCKCTL_STORE. Without one, a file in your state folder
+Machines must share a store: --store URL or LOCKCTL_STORE. Without one, a file in your state folder \
 is used, which processes of this machine share.";
+
+// One line a paragraph: the parser wraps it to the width of the terminal. Examples fit into 80 columns.
 
 const EXEC_EXAMPLES: &str = "\
 Examples:
-  lockctl exec nightly-report --no-wait --at-least=1m -- ./report.sh   cron on many machines, runs on one
-  lockctl exec migrate --wait=5m -- ./migrate                          wait at most five minutes
-  lockctl exec deploy -- sh -c 'echo token $LOCKCTL_TOKEN'             hand the fencing token on
+  cron on many machines, runs on one:
+    lockctl exec nightly-report --no-wait --at-least=1m -- ./report.sh
+  wait at most five minutes:
+    lockctl exec migrate --wait=5m -- ./migrate
+  hand the fencing token on:
+    lockctl exec deploy -- sh -c 'echo token $LOCKCTL_TOKEN'
 
-The command gets LOCKCTL_NAME, LOCKCTL_TOKEN, LOCKCTL_OWNER and LOCKCTL_DEADLINE. It is told to stop
-(SIGTERM) when the lease cannot be renewed, and killed before it can lapse, with all it has started.
+The command gets LOCKCTL_NAME, LOCKCTL_TOKEN, LOCKCTL_OWNER and LOCKCTL_DEADLINE. It is told to stop \
+(SIGTERM) when the lease cannot be renewed, and killed before it can lapse, with all it has started. \
 Signals to lockctl are passed on; after SIGTERM the command has --drain to end.
 ";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
-  lockctl run queue-worker -- ./worker                  on every machine; one of them runs it
-  lockctl run poller --ttl 5s -- ./poller               a crash is taken over within 5 s
-  lockctl run mailer --format json -- ./mailer          events as JSON lines on stderr
+  on every machine; one of them runs it:
+    lockctl run queue-worker -- ./worker
+  a crash is taken over about 5 s after the last renewal:
+    lockctl run poller --ttl 5s -- ./poller
+  events as JSON lines on stderr:
+    lockctl run mailer --format json -- ./mailer
 
-The command runs while this machine leads, and again after it is elected again. When it ends by itself
-the lead is given up, and claimed again after a pause that grows while the command keeps failing.
+The command runs while this machine leads, and again after it is elected again. When it ends by \
+itself the lead is given up, and claimed again after a pause that grows while the command keeps failing.
+
 SIGTERM or SIGINT ends it: the command is told, has --drain to end, then the lease is released.
 ";
 
@@ -98,9 +107,9 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The times and the identity of a candidate.
+/// The times of a candidate.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Candidate {
+pub(crate) struct Times {
     /// How long the store keeps the lease after the last renewal: the longest gap after a crash
     #[arg(long, value_name = "SPAN", default_value = "15s", value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
@@ -113,6 +122,13 @@ pub(crate) struct Candidate {
     /// How often the lease is renewed [default: a third of the ttl]
     #[arg(long, value_name = "SPAN", value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) renew_every: Option<Duration>,
+}
+
+/// The times and the identity of a candidate.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Candidate {
+    #[command(flatten)]
+    pub(crate) times: Times,
 
     /// The published identity; need not be unique [default: HOST/PID]
     #[arg(long, value_name = "TEXT")]
@@ -123,9 +139,9 @@ pub(crate) struct Candidate {
     pub(crate) require_fencing: bool,
 }
 
-impl Candidate {
+impl Times {
     /// The times, checked.
-    pub(crate) fn timing(&self, request_timeout: Option<Duration>) -> lockkit::Result<Timing> {
+    pub(crate) fn checked(&self, request_timeout: Option<Duration>) -> lockkit::Result<Timing> {
         let mut timing = Timing::builder(self.ttl);
         if let Some(span) = request_timeout {
             timing = timing.request_timeout(span);
@@ -138,7 +154,9 @@ impl Candidate {
         }
         timing.build()
     }
+}
 
+impl Candidate {
     /// The published identity, checked.
     pub(crate) fn owner(&self) -> lockkit::Result<Owner> {
         self.owner
@@ -164,11 +182,18 @@ pub(crate) enum Command {
     List(List),
     /// Follow who holds a name
     Watch(Name),
-    /// Say what a set of times means: takeover, pauses, requests
+    /// Say what a set of times means: takeover, pauses, requests; asks no store
     Explain(Explain),
     /// Ask the holder of a name to stop and to leave the name to others for a while
+    ///
+    /// The holder sees it at its next renewal, ends its command within the drain, and releases. `lockctl
+    /// watch` shows who comes next.
     StepDown(StepDown),
     /// End the lease of whoever holds a name, now
+    ///
+    /// For a holder that does not answer. What it runs goes on until its next renewal, while another may
+    /// already hold the name; then it is killed. Nobody is kept away: the same machine may take the name
+    /// again. To move work elsewhere in order, use step-down.
     Revoke(Revoke),
 }
 
@@ -274,7 +299,7 @@ pub(crate) struct List {
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
     #[command(flatten)]
-    pub(crate) candidate: Candidate,
+    pub(crate) times: Times,
 
     /// How many candidates there are, the leader included
     #[arg(long, value_name = "N", default_value_t = 3)]

@@ -10,6 +10,7 @@ use lockkit::{
     LeaseState, LockGuard, LockName, LockProvider as _, Provider, Release, StopReason, Timing,
 };
 use rustix::process::Signal;
+use serde_json::Value;
 use tokio::sync::broadcast;
 
 use crate::args::{self, Global, Wait};
@@ -23,7 +24,7 @@ use crate::{library_log, program, span, state, store};
 /// Runs `exec`.
 pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let timing = args.candidate.timing(global.request_timeout)?;
+    let timing = args.candidate.times.checked(global.request_timeout)?;
     program::check(&args.command[0])?;
     let report = Reporter::new(global, Level::Warn).with("name", name.as_str());
 
@@ -44,9 +45,9 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
     let guard = match claimed {
         Ok(Claimed::Ours(guard)) => guard,
         Ok(Claimed::Theirs(provider)) => {
-            let who = holder(provider, name.as_str()).await;
+            let (who, fields) = holder(provider, name.as_str()).await;
             let text = format!("not acquired: {name:?} is {who}");
-            report.event(Level::Warn, "not-acquired", &[("state", who.into())], &text);
+            report.event(Level::Warn, "not-acquired", &fields, &text);
             settle(&opened, timing, &mut received).await;
             return Ok(ExitCode::from(args.conflict_exit_code));
         }
@@ -192,9 +193,9 @@ async fn claim<'a>(
             } else {
                 Level::Detail
             };
-            let who = holder(provider, name).await;
+            let (who, fields) = holder(provider, name).await;
             let text = format!("waiting for {name:?}, {who}");
-            report.event(level, "waiting", &[("state", who.into())], &text);
+            report.event(level, "waiting", &fields, &text);
         }
         Err(error) if args.wait.is_some() && error.is_retryable() => {}
         Err(error) => return Err(error.into()),
@@ -287,10 +288,12 @@ pub(crate) fn tell(report: &Reporter, note: &Note) {
     }
 }
 
-async fn holder(provider: &Provider, name: &str) -> String {
-    match provider.observe(name).await {
-        Ok(seen) if matches!(seen.state, LeaseState::Held(_)) => state::describe(&seen.state),
-        _ => "held by somebody else".into(),
+/// Who holds the name, as text and as the fields of an event. It may have been released meanwhile.
+async fn holder(provider: &Provider, name: &str) -> (String, Vec<(&'static str, Value)>) {
+    let seen = provider.observe(name).await;
+    match seen.as_ref().map(|seen| &seen.state) {
+        Ok(state @ LeaseState::Held(holder)) => (state::describe(state), state::of_holder(holder)),
+        _ => ("held by somebody else".into(), Vec::new()),
     }
 }
 

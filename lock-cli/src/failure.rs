@@ -67,6 +67,8 @@ pub(crate) fn describe(error: &Error) -> String {
         ErrorKind::Unavailable | ErrorKind::Timeout => {
             "; check that the store of --store or LOCKCTL_STORE is there and can be reached"
         }
+        // The rights to a file: the message says all.
+        ErrorKind::PermissionDenied if error.backend() == Some("sqlite") => return message,
         ErrorKind::PermissionDenied => {
             "; check the credentials in --store or LOCKCTL_STORE and their rights"
         }

@@ -54,7 +54,7 @@ pub(crate) async fn list(global: &Global, args: args::List) -> Result<ExitCode, 
 
 /// Runs `explain`.
 pub(crate) fn explain(global: &Global, args: &args::Explain) -> Result<ExitCode, Failure> {
-    let timing = args.candidate.timing(global.request_timeout)?;
+    let timing = args.times.checked(global.request_timeout)?;
     let explained = timing.explain(args.candidates);
     match global.format {
         Format::Text => print(&explained.to_string())?,
@@ -85,8 +85,10 @@ pub(crate) fn explain(global: &Global, args: &args::Explain) -> Result<ExitCode,
 /// Runs `step-down`.
 pub(crate) async fn step_down(global: &Global, args: args::StepDown) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open_to_tell(global).await?;
-    let asked = provider.step_down(name.as_str(), args.hold_off).await?;
+    let asked = match store::open_to_look(global).await? {
+        Some(provider) => provider.step_down(name.as_str(), args.hold_off).await?,
+        None => false,
+    };
     match global.format {
         Format::Json => print(&json!({"name": name.as_str(), "asked": asked}).to_string())?,
         Format::Text if asked => print(&format!(
@@ -101,8 +103,10 @@ pub(crate) async fn step_down(global: &Global, args: args::StepDown) -> Result<E
 /// Runs `revoke`.
 pub(crate) async fn revoke(global: &Global, args: args::Revoke) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let provider = store::open_to_tell(global).await?;
-    let token = provider.revoke(name.as_str(), &args.reason).await?;
+    let token = match store::open_to_look(global).await? {
+        Some(provider) => provider.revoke(name.as_str(), &args.reason).await?,
+        None => None,
+    };
     match (global.format, token) {
         (Format::Json, token) => {
             let token = token.map(lockkit::Token::get);

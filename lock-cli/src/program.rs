@@ -18,10 +18,13 @@ pub(crate) fn check(program: &OsStr) -> Result<(), Failure> {
         search(program)
     };
     found.map_err(|error| {
-        Failure::with_code(
-            exit::of_exec_error(&error),
-            format!("cannot run {}: {error}", program.display()),
-        )
+        let shown = program.display();
+        let mut message = format!("cannot run {shown}: {error}");
+        if program.as_bytes().contains(&b' ') {
+            message =
+                format!("cannot run \"{shown}\": {error}; for a line of shell say: sh -c '...'");
+        }
+        Failure::with_code(exit::of_exec_error(&error), message)
     })
 }
 
@@ -39,12 +42,16 @@ fn search(program: &OsStr) -> io::Result<()> {
 }
 
 fn is_executable(path: &Path) -> io::Result<()> {
-    let metadata = path.metadata()?;
-    if metadata.is_dir() || metadata.permissions().mode() & 0o111 == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "not executable",
-        ));
-    }
-    Ok(())
+    let metadata = path.metadata().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no such file"),
+        _ => error,
+    })?;
+    let why = if metadata.is_dir() {
+        "it is a folder"
+    } else if metadata.permissions().mode() & 0o111 == 0 {
+        "it is not executable; allow it with chmod +x"
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }

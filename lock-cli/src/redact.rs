@@ -11,7 +11,7 @@ const MASK: &str = "***";
 
 /// Parameters of a URL whose values are no secrets. Errors repeat them: a statement to run would be
 /// useless with a mask for the table.
-const PLAIN: [&str; 10] = [
+const PLAIN: [&str; 11] = [
     "application_name",
     "dbname",
     "host",
@@ -19,6 +19,7 @@ const PLAIN: [&str; 10] = [
     "port",
     "sslmode",
     "sslrootcert",
+    "ssl-ca",
     "ssl-mode",
     "table",
     "user",

@@ -40,7 +40,7 @@ const LAST_EVENTS: Duration = Duration::from_millis(200);
 /// Runs `run`.
 pub(crate) async fn main(global: &Global, args: args::Run) -> Result<ExitCode, Failure> {
     let name = LockName::new(&args.name)?;
-    let timing = args.candidate.timing(global.request_timeout)?;
+    let timing = args.candidate.times.checked(global.request_timeout)?;
     let owner = args.candidate.owner()?;
     program::check(&args.command[0])?;
     let report = Reporter::new(global, Level::Info)

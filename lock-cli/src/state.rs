@@ -1,7 +1,9 @@
 //! The state of a name, as text and as JSON.
 
+use std::time::Duration;
+
 use lockkit::{Holder, LeaseState, Observation};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::span;
 
@@ -37,27 +39,31 @@ pub(crate) fn json(seen: &Observation) -> Map<String, Value> {
     let mut object = Map::new();
     object.insert("name".into(), seen.name.as_str().into());
     let (word, rest) = match &seen.state {
-        LeaseState::Absent => ("absent", json!({})),
-        LeaseState::Free { token, note } => {
-            ("free", json!({"token": token.get(), "note": note.as_str()}))
-        }
+        LeaseState::Absent => ("absent", Vec::new()),
+        LeaseState::Free { token, note } => (
+            "free",
+            vec![
+                ("token", token.get().into()),
+                ("note", note.as_str().into()),
+            ],
+        ),
         LeaseState::Expired(holder) => ("expired", of_holder(holder)),
         LeaseState::Held(holder) => ("held", of_holder(holder)),
-        _ => ("unknown", json!({})),
+        _ => ("unknown", Vec::new()),
     };
     object.insert("state".into(), word.into());
-    if let Value::Object(rest) = rest {
-        object.extend(rest);
-    }
+    object.extend(rest.into_iter().map(|(key, value)| (key.to_owned(), value)));
     object
 }
 
-fn of_holder(holder: &Holder) -> Value {
-    json!({
-        "owner": holder.owner.as_str(),
-        "token": holder.token.get(),
-        "remaining_ms": u64::try_from(holder.remaining.as_millis()).unwrap_or(u64::MAX),
-        "ttl_ms": u64::try_from(holder.ttl.as_millis()).unwrap_or(u64::MAX),
-        "metadata": holder.metadata.as_str(),
-    })
+/// A holder as fields of a JSON object.
+pub(crate) fn of_holder(holder: &Holder) -> Vec<(&'static str, Value)> {
+    let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    vec![
+        ("owner", holder.owner.as_str().into()),
+        ("token", holder.token.get().into()),
+        ("remaining_ms", ms(holder.remaining).into()),
+        ("ttl_ms", ms(holder.ttl).into()),
+        ("metadata", holder.metadata.as_str().into()),
+    ]
 }

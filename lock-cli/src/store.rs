@@ -102,7 +102,7 @@ fn check_fencing(capabilities: &Capabilities) -> Result<(), Failure> {
     }
 }
 
-/// Connects to look; nothing is made. `None` when it is the default store and nobody has used it yet.
+/// Connects to look, or to tell a holder something; nothing is made. `None` when it is the default store and nobody has used it yet.
 pub(crate) async fn open_to_look(global: &Global) -> Result<Option<Provider>, Failure> {
     let url = match &global.store {
         Some(url) => url.clone(),
@@ -119,8 +119,8 @@ pub(crate) async fn open_to_look(global: &Global) -> Result<Option<Provider>, Fa
     Ok(Some(provider.with_timing(timing)))
 }
 
-/// Connects to tell the holder of a name something.
-pub(crate) async fn open_to_tell(global: &Global) -> Result<Provider, Failure> {
+/// Connects to look on from now on; the default store is made when nobody has used it yet.
+pub(crate) async fn open_to_follow(global: &Global) -> Result<Provider, Failure> {
     let timing = onlooker(global)?;
     let url = url_to_write(global)?;
     let provider = connect(&url, true, limit(global, timing)).await?;
@@ -151,6 +151,13 @@ fn limit(global: &Global, timing: Timing) -> Duration {
 
 /// Connects on the runtime of the driver, where every call to the store is made.
 async fn connect(url: &str, prepare: bool, limit: Duration) -> Result<Provider, Failure> {
+    if url.starts_with("memory:") {
+        return Err(Failure::new(
+            Exit::Usage,
+            "the store memory: is seen by one process only, so it would keep nobody out; name one that \
+             the candidates share, such as sqlite:/var/lib/app/locks.db",
+        ));
+    }
     let runtime = dedicated_runtime();
     let url = url.to_owned();
     let options = ConnectOptions::new().with_prepare(prepare);

@@ -55,6 +55,8 @@ fn general(error: &clap::Error) -> String {
     let what: Vec<_> = text
         .lines()
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
+        // An option that is not known was not meant as a value.
+        .filter(|line| !line.contains("tip: to pass '"))
         .map(|line| line.trim_start_matches("error: "))
         .collect();
     one_line(&what.join("\n"))
@@ -87,7 +89,14 @@ mod tests {
             ),
             (&["status", "job", "other"], "'other'"),
             (&["stauts", "job"], "'stauts'"),
-            (&["exec", "--frob", "job", "--", "ls"], "'--frob'"),
+            (
+                &["exec", "--frob", "job", "--", "ls"],
+                "'--frob' found; usage",
+            ),
+            (
+                &["exec", "job", "--no-wiat", "--", "ls"],
+                "'--no-wait'; usage",
+            ),
         ] {
             let said = said(arguments);
             assert!(said.contains(must_say), "{said}");

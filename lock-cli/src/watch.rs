@@ -27,7 +27,7 @@ pub(crate) async fn main(global: &Global, args: args::Name) -> Result<ExitCode, 
     // It waits for the first use of the default store, and so makes that.
     let provider = match store::open_to_look(global).await? {
         Some(provider) => provider,
-        None => store::open_to_tell(global).await?,
+        None => store::open_to_follow(global).await?,
     };
     let live = global.format == Format::Text && rustix::termios::isatty(io::stdout());
     let report = Reporter::new(global, Level::Warn);

@@ -57,7 +57,11 @@ pub trait LockPersistence: fmt::Debug + Send + Sync {
     async fn prepare(&self) -> Result<()>;
 
     /// Takes the name for this claim if it is free, expired or absent, with a **new, larger** token;
-    /// else says who holds it.
+    /// else says who holds it. Larger also than a token whose entry was deleted by hand, as far as the
+    /// store can: where it remembers nothing else, its clock in microseconds is a good least token.
+    ///
+    /// A ttl that the store cannot keep, such as zero, is refused with
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig), never cut.
     ///
     /// The ttl of a grant is a lower bound of the time left *counted from the start of this call*: on
     /// a session store the call proves its session itself. [`Mode::Once`](crate::Mode::Once) leaves no
@@ -93,7 +97,9 @@ pub trait LockPersistence: fmt::Debug + Send + Sync {
 
     /// Forgets a claim that was not granted, or whose outcome is unknown: afterwards no entry with its
     /// nonce is left, neither in a queue nor as the holder. Knows the claim only, so a nonce must be
-    /// enough to find its entry. It speaks for the moment at which it is carried out.
+    /// enough to find its entry. It speaks for the moment at which it is carried out; a store on which a
+    /// dropped try may still be on its way does well to void that too (by changing the version it would
+    /// swap), or the name is held for nobody until the ttl is over.
     ///
     /// # Errors
     /// Why the store could not decide; `is_indeterminate` when it may have.
@@ -154,7 +160,7 @@ pub trait LockPersistence: fmt::Debug + Send + Sync {
     async fn server_time(&self) -> Result<SystemTime>;
 
     /// Removes entries that nobody has held for `unused_for`; returns how many. A removed name gets
-    /// larger tokens again than it had.
+    /// larger tokens again than it had. A store that keeps its entries for ever answers zero.
     ///
     /// # Errors
     /// Why the store could not decide.

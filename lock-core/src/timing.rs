@@ -208,10 +208,21 @@ impl Timing {
             ));
         };
         if needed > self.ttl {
+            let ms = |span: Duration| {
+                Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+            };
             return Err(invalid(format!(
-                "unsafe timing: renew_every + 2 × request_timeout + first_backoff + drain + margin + \
-                 ttl × drift = {needed:?} must be at most {which} = {:?}; make one of them shorter or \
+                "unsafe timing: renew_every {:?} + 2 × request_timeout {:?} + first_backoff {:?} + drain {:?} + \
+                 margin {:?} + drift {:?} = {:?} must be at most {which} = {:?}; make one of them shorter or \
                  the ttl longer",
+                ms(self.renew_every),
+                ms(self.request_timeout),
+                ms(self.first_backoff),
+                ms(self.drain),
+                ms(self.margin),
+                ms(self.share_of(self.ttl)),
+                // Rounded up, so that a little too much does not read like enough.
+                ms(needed.saturating_add(Duration::from_micros(999))),
                 self.ttl
             )));
         }

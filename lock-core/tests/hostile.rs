@@ -27,6 +27,7 @@ use support::{TTL, World, ms, soon, timing};
 #[derive(Debug)]
 struct Bent {
     store: MemoryStore,
+    capabilities: Capabilities,
     calls: Mutex<BTreeMap<&'static str, u64>>,
     /// Operations that fail with an error that says as little as an error can.
     fails: Mutex<Vec<Operation>>,
@@ -46,9 +47,11 @@ struct Bent {
 }
 
 impl Bent {
-    fn new(clock: &Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self {
-            store: MemoryStore::with_clock(Arc::clone(clock)),
+    fn new(clock: &Arc<dyn Clock>) -> Self {
+        let store = MemoryStore::with_clock(Arc::clone(clock));
+        Self {
+            capabilities: store.capabilities().clone(),
+            store,
             calls: Mutex::default(),
             fails: Mutex::default(),
             panics_when_called: Mutex::default(),
@@ -58,7 +61,7 @@ impl Bent {
             renewed_ttl: Mutex::default(),
             more_answers: Mutex::default(),
             token: Mutex::default(),
-        })
+        }
     }
 
     fn calls(&self, operation: Operation) -> u64 {
@@ -105,7 +108,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 #[async_trait]
 impl LockPersistence for Bent {
     fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
+        &self.capabilities
     }
 
     async fn prepare(&self) -> Result<()> {
@@ -191,6 +194,9 @@ impl LockPersistence for Bent {
             if self.hints_at_once.load(Ordering::SeqCst) {
                 return Ok(());
             }
+            if !self.capabilities.push {
+                std::future::pending::<()>().await;
+            }
             self.store.wait(claim, seen).await
         })
     }
@@ -234,8 +240,14 @@ impl LockPersistence for Bent {
 }
 
 fn bent() -> (Arc<Bent>, Provider, Arc<dyn Clock>) {
+    bent_so(|_| ())
+}
+
+fn bent_so(bend: impl FnOnce(&mut Bent)) -> (Arc<Bent>, Provider, Arc<dyn Clock>) {
     let clock: Arc<dyn Clock> = Arc::new(RuntimeClock::start());
-    let store = Bent::new(&clock);
+    let mut store = Bent::new(&clock);
+    bend(&mut store);
+    let store = Arc::new(store);
     let persistence: Arc<dyn LockPersistence> = Arc::<Bent>::clone(&store);
     let provider = Provider::new(persistence)
         .with_clock(Arc::clone(&clock))
@@ -884,4 +896,27 @@ async fn work_whose_drop_panics_frees_the_name() {
     until_leading(&elector).await;
     elector.shutdown();
     soon(again).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_push_a_neighbour_still_hears_of_a_release_at_once() {
+    let (_store, provider, clock) = bent_so(|store| store.capabilities.push = false);
+    let mut guard = provider.acquire("n").await.unwrap();
+    // Each waits while the other holds it; one is given up, in front of the queue.
+    let given_up = tokio::time::timeout(ms(10), provider.acquire("n")).await;
+    assert!(given_up.is_err());
+    for _ in 0..10 {
+        let waiter = tokio::spawn({
+            let provider = provider.clone();
+            async move { provider.acquire("n").await }
+        });
+        tokio::time::sleep(ms(20)).await;
+        let start = clock.now();
+        drop(guard);
+        guard = soon(waiter).await.unwrap().unwrap();
+        assert!(
+            clock.now().since(start) < ms(20),
+            "that is the poll, not the release"
+        );
+    }
 }

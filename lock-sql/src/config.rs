@@ -50,6 +50,10 @@ impl TableName {
 
     /// The name as an identifier of standard SQL. The rule above leaves nothing to escape; the quotes
     /// are for names that are words of the language.
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        allow(dead_code, reason = "MySQL has quotes of its own")
+    )]
     pub(crate) fn quoted(&self) -> String {
         format!("\"{}\"", self.0)
     }
@@ -86,6 +90,12 @@ impl From<TableName> for String {
         name.0
     }
 }
+
+#[cfg(feature = "mysql")]
+mod mysql;
+
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlConfig, MySqlTls};
 
 #[cfg(feature = "postgres")]
 mod postgres;

@@ -1,5 +1,7 @@
 //! The only map from errors of the driver to ours.
 
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 
@@ -140,7 +142,9 @@ pub(crate) mod sqlite {
             (Ok(_), Err(e)) if e.kind() == std::io::ErrorKind::NotFound && can_create(folder) => {
                 Error::new(
                     ErrorKind::Schema,
-                    format!("the file {shown} is missing; prepare the store with create=true"),
+                    format!(
+                        "the file {shown} is missing: check the path; a candidate that may create it makes it"
+                    ),
                 )
             }
             _ => Error::new(

@@ -1,5 +1,7 @@
 //! Writes that only the holder of a lease can commit.
 
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -29,8 +31,16 @@ pub trait Fence<DB: Database> {
     /// repeated (`Unavailable`, retryable, nothing committed). While it is open, no lease in the same
     /// file can be renewed: keep it far below `renew_every`, or give the locks a file of their own.
     ///
+    /// After a refusal [`check`](lock_core::Leadership::check) may answer true until the next renewal has
+    /// been refused too: end the work on the error.
+    ///
+    /// On MySQL and MariaDB the account of the transaction needs the right to update the table of the leases.
+    /// Where the server compares each row with the transaction's snapshot (`innodb_snapshot_isolation`, on by
+    /// default from MariaDB 11.6), use READ COMMITTED: under REPEATABLE READ a renewal since the transaction's
+    /// first read makes it be refused (`Unavailable`, retryable, nothing committed).
+    ///
     /// # Errors
-    /// [`LeaseLost`](ErrorKind::LeaseLost): rolled back. [`Unsupported`](ErrorKind::Unsupported): a lease
+    /// [`LeaseLost`](lock_core::ErrorKind::LeaseLost): rolled back. [`Unsupported`](lock_core::ErrorKind::Unsupported): a lease
     /// of another store, or a transaction on another database; rolled back. Others: why the database
     /// could not decide; `is_indeterminate` when it may have committed.
     ///

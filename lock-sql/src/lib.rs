@@ -3,7 +3,7 @@
 mod config;
 mod dialect;
 mod error;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod fence;
 mod persistence;
 
@@ -12,9 +12,11 @@ pub use config::PostgresConfig;
 #[cfg(feature = "sqlite")]
 pub use config::SqliteConfig;
 pub use config::{DEFAULT_TABLE, TableName};
+#[cfg(feature = "mysql")]
+pub use config::{MySqlConfig, MySqlTls};
 #[cfg(feature = "postgres")]
 pub use fence::EarlyFence;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use fence::Fence;
 pub use persistence::SqlPersistence;
 /// The driver, for the types in named constructors and in [`Fence`].

@@ -74,6 +74,31 @@ impl SqlPersistence {
     }
 }
 
+#[cfg(feature = "mysql")]
+impl SqlPersistence {
+    /// The store in one table of a MySQL or MariaDB database. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] when no database is named.
+    pub fn mysql(config: &crate::MySqlConfig) -> Result<Self> {
+        crate::dialect::mysql::MySql::from_config(config).map(Self::over)
+    }
+
+    /// The store in the database that an application's options name, in connections of its own.
+    ///
+    /// Of the options, character set, SQL mode, time zone and the logging of statements are replaced; the
+    /// rest stands. Nothing is opened yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] when no database is named.
+    pub fn from_mysql_options(
+        options: sqlx::mysql::MySqlConnectOptions,
+        table: crate::TableName,
+    ) -> Result<Self> {
+        crate::dialect::mysql::MySql::from_options(options, table).map(Self::over)
+    }
+}
+
 impl SqlPersistence {
     fn over(dialect: impl Dialect + 'static) -> Self {
         Self {

@@ -72,8 +72,10 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 4] = [
+const SCHEMES: [(&str, Option<&str>); 6] = [
     ("memory", None),
+    ("mysql", Some("mysql")),
+    ("mariadb", Some("mysql")),
     ("postgres", Some("postgres")),
     ("postgresql", Some("postgres")),
     ("sqlite", Some("sqlite")),
@@ -96,6 +98,11 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
         Some("sqlite") => {
             let config = lock_sql::SqliteConfig::from_url(url)?;
             Ok(Arc::new(lock_sql::SqlPersistence::sqlite(config)?))
+        }
+        #[cfg(feature = "mysql")]
+        Some("mysql" | "mariadb") => {
+            let config = lock_sql::MySqlConfig::from_url(url)?;
+            Ok(Arc::new(lock_sql::SqlPersistence::mysql(&config)?))
         }
         scheme => Err(bad(refusal(scheme))),
     }
@@ -120,7 +127,9 @@ fn refusal(scheme: Option<&str>) -> String {
         {
             format!("the scheme {scheme}: is not known; known are {known}")
         }
-        _ => format!("the store URL has no scheme that is known; known are {known}"),
+        _ => format!(
+            "the store URL has no scheme that is known; known are {known}, as in sqlite:/var/lib/app/locks.db"
+        ),
     }
 }
 
@@ -143,6 +152,8 @@ mod tests {
             "",
             "memory:hunter2",
             "sqlite://me:hunter2@host/db",
+            "mysql://me:hunter2@host",
+            "mariadb://me:hunter2@host:hunter2/db",
             "postgres:hunter2",
             "postgresql://me:hunter2@host:hunter2/db",
         ] {
@@ -153,7 +164,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, postgres:, postgresql:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, sqlite:"
             ),
             "{error}"
         );

@@ -21,10 +21,16 @@
 //! | (always) | `memory:` | this process: the single-node mode |
 //! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
+//! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 
 mod connect;
 
 pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;
+
+/// The examples of the README, run as tests.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../README.md")]
+struct Readme;

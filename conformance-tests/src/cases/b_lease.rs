@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lock_core::wrap::{Fault, Faulty, Times};
+use lock_core::wrap::{Fault, Faults, Faulty, Times};
 use lock_core::{Attempt, LockProvider as _, Operation};
 
-use crate::cx::{Cx, claim, ensure, granted, name, timing, within};
+use crate::candidate::Election;
+use crate::cx::{Cx, SOON, claim, ensure, eventually, granted, name, timing, within};
 use crate::harness::Answer;
+use crate::history::What;
 
 pub(crate) async fn the_holders_ttl_counts(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
@@ -64,6 +66,32 @@ pub(crate) async fn validity_counts_from_the_send(cx: Cx) -> Answer<()> {
         left + lag + times.margin() <= ttl && guard.check(),
         "of a ttl of {ttl:?} {left:?} are left after an answer that took {lag:?}"
     );
-    guard.release().await?;
-    Ok(())
+    crate::cx::let_go(&guard).await?;
+    // The same for a candidate: its answer came `lag` after the send, and its grant is noted later.
+    let faults = Faults::seeded(cx.random());
+    faults.inject(Operation::TryAcquire, Fault::DelayAfter(lag), Times::Always);
+    let election = Election::default();
+    let leader = election.start_under(&cx, 1, "m", ttl, faults).await?;
+    let noted = || async {
+        let history = election.recorder.history();
+        Ok(history.iter().any(|e| matches!(e.what, What::Deadline(_))))
+    };
+    eventually("it has a deadline", SOON, noted).await?;
+    let history = election.recorder.history();
+    let granted = history
+        .iter()
+        .find(|e| matches!(e.what, What::Granted { .. }));
+    let deadline = history.iter().find_map(|e| match e.what {
+        What::Deadline(at) => Some(at),
+        _ => None,
+    });
+    let (Some(granted), Some(deadline)) = (granted, deadline) else {
+        return Err(crate::Stop::failed("a deadline without a grant"));
+    };
+    ensure!(
+        deadline + lag + times.margin() <= granted.at + ttl,
+        "granted at {:?} after a wait of {lag:?}, and the deadline is {deadline:?}",
+        granted.at
+    );
+    leader.stop().await
 }

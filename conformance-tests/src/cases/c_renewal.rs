@@ -5,27 +5,29 @@ use std::time::{Duration, Instant};
 
 use lock_core::wrap::{Fault, Faulty, Times};
 use lock_core::{
-    Claim, Error, ErrorKind, Handle, Lease, LockProvider as _, LossReason, Nonce, Operation,
-    Release, Renewal, Token,
+    Attempt, Claim, Error, ErrorKind, Handle, Lease, LockProvider as _, LossReason, Nonce,
+    Operation, Release, Renewal, Token,
 };
 
 use crate::candidate::Election;
 
 use crate::cx::{
-    Cx, claim, denied, ensure, gone, granted, holder, name, owner, renewed, soon, within,
+    Cx, SOON, claim, ensure, eventually, gone, granted, holder, let_go, name, owner, renewed, soon,
+    timing, within,
 };
-use crate::harness::{Answer, Stop};
-use crate::history::Bounds;
+use crate::harness::Answer;
+use crate::history::{Bounds, What};
+use crate::runner::Seat;
 
 pub(crate) async fn renewal_restarts_the_countdown(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
     let other = cx.open().await?;
     let name = name("n");
-    let ttl = cx.short(store.as_ref());
+    let ttl = cx.short(store.as_ref()) * 2;
     let lease = granted(store.as_ref(), &claim(&name, ttl)).await?;
     let started = Instant::now();
     let mut sent = started;
-    while started.elapsed() < ttl * 3 {
+    while started.elapsed() < ttl * 2 {
         tokio::time::sleep(ttl / 4).await;
         let paused = sent.elapsed();
         sent = Instant::now();
@@ -34,11 +36,20 @@ pub(crate) async fn renewal_restarts_the_countdown(cx: Cx) -> Answer<()> {
                 ensure!(left >= ttl / 2, "a renewal of {ttl:?} gave {left:?}");
                 ensure!(request.is_none(), "a wish that nobody left: {request:?}");
             }
-            // On a machine this busy the lease has truly expired.
-            Renewal::Gone => ensure!(paused >= ttl, "gone {paused:?} after the last renewal"),
+            Renewal::Gone => {
+                ensure!(paused >= ttl, "gone {paused:?} after the last renewal");
+                // On a machine this busy the lease has truly expired.
+                return Ok(());
+            }
         }
-        let met = denied(other.as_ref(), &claim(&name, ttl)).await?;
-        ensure!(met.token == lease.token(), "another holder: {met:?}");
+        match other.try_acquire(&claim(&name, ttl)).await? {
+            Attempt::Held(met) => ensure!(met.token == lease.token(), "another holder: {met:?}"),
+            Attempt::Granted(_) => {
+                let since = sent.elapsed();
+                ensure!(since >= ttl, "taken {since:?} after the last renewal");
+                return Ok(());
+            }
+        }
     }
     Ok(())
 }
@@ -255,14 +266,24 @@ async fn loses_in_time(cx: &Cx, fault: Fault) -> Answer<()> {
         .faults
         .inject(Operation::TryAcquire, fault, Times::Always);
     let takeover = ttl * 2 + cx.slack(cx.open().await?.as_ref()) + BUSY;
-    second.leads(takeover).await?;
+    second.leads(takeover + SOON).await?;
+    // Whoever goes on past its deadline is given the time to show it.
+    let past = || async {
+        let history = election.recorder.history();
+        let last = history.iter().rev().find_map(|e| match e.what {
+            What::Deadline(at) if e.who == 1 => Some(at),
+            _ => None,
+        });
+        Ok(last.is_some_and(|at| election.recorder.now() > at + BUSY * 2))
+    };
+    eventually("the deadline of the first is past", ttl + SOON, past).await?;
     first.faults.heal();
     second.stop().await?;
-    first.leads(ttl * 3).await?;
+    first.leads(ttl * 3 + SOON).await?;
     // Resigned in good time by its own drain, or lost: both ends of the term are timely.
     let wrong = election
         .recorder
-        .violations(&Bounds::new(BUSY, Some(takeover)));
+        .violations(&Bounds::new(BUSY, Some(takeover + SOON)));
     ensure!(wrong.is_empty(), "{}", wrong[0]);
     first.stop().await
 }
@@ -304,7 +325,7 @@ pub(crate) async fn failing_renewals_lose_in_time(cx: Cx) -> Answer<()> {
 
 pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
-    let ttl = cx.short(store.as_ref()) * 3;
+    let ttl = cx.short(store.as_ref()) * 5;
     let faulty = Faulty::new(store);
     let faults = faulty.faults().clone();
     let provider = cx.provider(&(Arc::new(faulty) as _), ttl);
@@ -319,7 +340,7 @@ pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
         let struck = faults.struck();
         let deadline = guard.deadline();
         faults.inject(Operation::Renew, fault.clone(), Times::Next(1));
-        let moved = crate::cx::eventually("the deadline moves again", ttl * 2, || async {
+        let moved = eventually("the deadline moves again", ttl * 2, || async {
             Ok(faults.struck() > struck && guard.deadline() > deadline)
         });
         moved.await?;
@@ -331,29 +352,53 @@ pub(crate) async fn one_bad_renewal_loses_nothing(cx: Cx) -> Answer<()> {
         answer == Release::Released,
         "after bad renewals: {answer:?}"
     );
-    Ok(())
+    // A candidate keeps its term as well.
+    let election = Election::default();
+    let leader = election.start(&cx, 1, "candidates", ttl).await?;
+    leader.leads(SOON).await?;
+    let faults = &leader.faults;
+    let before = faults.struck();
+    faults.inject(Operation::Renew, Fault::FailBefore(down()), Times::Next(1));
+    let struck = || async { Ok(faults.struck() > before) };
+    eventually("a renewal fails", ttl, struck).await?;
+    let seen = faults.calls(Operation::Renew);
+    let went_on = || async { Ok(faults.calls(Operation::Renew) > seen + 1) };
+    eventually("it goes on renewing", ttl * 2, went_on).await?;
+    let history = election.recorder.history();
+    ensure!(
+        !history
+            .iter()
+            .any(|e| matches!(e.what, What::Stopping | What::Lost)),
+        "one failed renewal ended the term"
+    );
+    leader.stop().await
 }
 
 pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
     let store = cx.open().await?;
     let ttl = cx.brisk(store.as_ref());
-    let provider = cx.provider(&store, ttl);
     let other = cx.provider(&cx.open().await?, ttl);
     for fails in [true, false] {
-        let elector = provider.elector("n")?;
         let (began, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
-        let running = {
-            let elector = elector.clone();
-            tokio::spawn(async move {
-                elector
-                    .run(move |leadership| {
-                        // Nobody listens any more once the case is done.
-                        let _told = began.send(leadership.token());
-                        async move { if fails { Err("it failed") } else { Ok(()) } }
-                    })
-                    .await
+        let work: crate::runner::Work = Arc::new(move |term| {
+            // Nobody listens any more once the case is done.
+            let _told = began.send(term.token());
+            Box::pin(async move {
+                if fails {
+                    Err("it failed".to_owned())
+                } else {
+                    Ok(())
+                }
             })
-        };
+        });
+        let seat = Seat::new(
+            Arc::clone(&store),
+            owner("one"),
+            name("n"),
+            timing(ttl),
+            work,
+        );
+        let running = cx.runner().start(seat)?;
         let token = soon("the work begins", has_begun.recv()).await?;
         let guard = soon("another gets the lease", other.acquire("n")).await??;
         ensure!(
@@ -361,11 +406,8 @@ pub(crate) async fn work_that_ends_frees_the_lease(cx: Cx) -> Answer<()> {
             "the token {} follows {token:?}",
             guard.token()
         );
-        elector.shutdown();
-        soon("the candidate ends", running)
-            .await?
-            .map_err(Stop::failed)??;
-        guard.release().await?;
+        soon("the candidate ends", running.stop()).await??;
+        let_go(&guard).await?;
     }
     Ok(())
 }
@@ -379,12 +421,12 @@ pub(crate) async fn nothing_is_renewed_afterwards(cx: Cx) -> Answer<()> {
     for released in [true, false] {
         let guard = provider.acquire("n").await?;
         let before = faults.calls(Operation::Renew);
-        crate::cx::eventually("it is renewed", ttl * 2, || async {
+        eventually("it is renewed", ttl * 2, || async {
             Ok(faults.calls(Operation::Renew) > before)
         })
         .await?;
         if released {
-            guard.release().await?;
+            let_go(&guard).await?;
         }
         drop(guard);
         cx.until_free(store.as_ref(), &name("n")).await?;

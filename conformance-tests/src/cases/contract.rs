@@ -73,8 +73,8 @@ pub(crate) async fn same_nonce_same_token(cx: Cx) -> Answer<()> {
     let mine = claim(&name, ttl);
     let first = granted(store.as_ref(), &mine).await?;
     tokio::time::sleep(ttl / 2).await;
-    let again = granted(other.as_ref(), &mine).await?;
     let repeated = Instant::now();
+    let again = granted(other.as_ref(), &mine).await?;
     ensure!(
         again.token() == first.token(),
         "{first:?} was repeated as {again:?}"

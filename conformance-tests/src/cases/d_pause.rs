@@ -49,7 +49,7 @@ pub(crate) async fn one_leader_under_faults(cx: Cx) -> Answer<()> {
     while election.recorder.now() < began + span {
         // Somebody resigns now and then, so that there are terms enough to judge.
         tokio::time::sleep(ttl / 2).await;
-        candidates[turn % 3].elector.resign(ttl / 4);
+        candidates[turn % 3].resign(ttl / 4);
         turn += 1;
     }
     for candidate in &candidates {
@@ -110,7 +110,7 @@ pub(crate) async fn a_stopped_process_finds_its_term_over(cx: Cx) -> Answer<()> 
             guard.check(),
             "the stopped process took the lease of another"
         );
-        guard.release().await?;
+        crate::cx::let_go(&guard).await?;
     }
     Ok(())
 }

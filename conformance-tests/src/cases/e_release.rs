@@ -172,11 +172,7 @@ pub(crate) async fn work_ends_before_the_lease_does(cx: Cx) -> Answer<()> {
     for who in 2..=4 {
         let standby = election.start(&cx, who, "n", ttl).await?;
         // A standby that has been denied once waits to be told.
-        let mut status = standby.elector.status();
-        let told = status.wait_for(|s| matches!(s, lock_core::Status::Standby(Some(_))));
-        crate::cx::soon("the standby knows who leads", told)
-            .await?
-            .map_err(crate::Stop::failed)?;
+        standby.stands_by().await?;
         leader.stop().await?;
         standby.leads(ttl / 3 + crate::cx::SOON).await?;
         leader = standby;
@@ -215,7 +211,7 @@ pub(crate) async fn a_killed_process_blocks_for_its_ttl_only(cx: Cx) -> Answer<(
         victim.kill().await?;
         let limit = ttl + cx.slack(store.as_ref()) + Duration::from_millis(1000);
         let guard = crate::cx::within("the name is free", limit, provider.acquire("n"));
-        guard.await??.release().await?;
+        crate::cx::let_go(&guard.await??).await?;
     }
     Ok(())
 }

@@ -26,6 +26,6 @@ pub(crate) async fn a_wiped_leader_is_told(cx: Cx) -> Answer<()> {
     ensure!(next.check(), "a wiped name was not really taken");
     let seen = store.observe(&name("n")).await?;
     ensure!(seen.holder().is_some(), "taken without an entry: {seen:?}");
-    next.release().await?;
+    crate::cx::let_go(&next).await?;
     Ok(())
 }

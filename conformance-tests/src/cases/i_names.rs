@@ -2,8 +2,10 @@
 
 use lock_core::{Claim, LockName, Metadata, Release};
 
-use crate::cx::{Cx, claim, denied, ensure, granted, holder, name, owner, renewed};
+use crate::candidate::Election;
+use crate::cx::{Cx, SOON, claim, denied, ensure, granted, holder, name, owner, renewed};
 use crate::harness::Answer;
+use crate::history::Bounds;
 
 /// Holds each name at once: they must not meet, and come back as they were.
 async fn all_independent(cx: &Cx, names: &[&str]) -> Answer<()> {
@@ -206,5 +208,21 @@ pub(crate) async fn the_owner_text_decides_nothing(cx: Cx) -> Answer<()> {
         );
         last = Some(mine);
     }
+    Ok(())
+}
+
+pub(crate) async fn one_identity_one_leader(cx: Cx) -> Answer<()> {
+    let ttl = cx.brisk(cx.open().await?.as_ref());
+    let election = Election::default();
+    let first = election.start(&cx, 1, "n", ttl).await?;
+    first.leads(SOON).await?;
+    // Every candidate of an election has the same owner text.
+    let second = election.start(&cx, 2, "n", ttl).await?;
+    second.stands_by().await?;
+    first.stop().await?;
+    second.leads(ttl + SOON).await?;
+    second.stop().await?;
+    let wrong = election.recorder.violations(&Bounds::new(SOON, None));
+    ensure!(wrong.is_empty(), "{}", wrong[0]);
     Ok(())
 }

@@ -138,7 +138,7 @@ pub(crate) async fn a_step_down_hands_over(cx: Cx) -> Answer<()> {
         "nobody to step down, and yet one leads"
     );
     let asked = std::time::Instant::now();
-    second.leads(ttl * 2).await?;
+    second.leads(hold_off).await?;
     second.stop().await?;
     first.leads(hold_off + ttl * 2).await?;
     ensure!(

@@ -9,6 +9,7 @@ pub(crate) mod d_pause;
 pub(crate) mod e_release;
 pub(crate) mod f_sessions;
 pub(crate) mod g_cancellation;
+pub(crate) mod h_restart;
 pub(crate) mod i_names;
 pub(crate) mod j_wakeups;
 pub(crate) mod k_tokens;

@@ -7,7 +7,7 @@ use lock_core::wrap::{Fault, Faults, Faulty, Times};
 use lock_core::{Error, ErrorKind, LockProvider as _, Operation};
 
 use crate::candidate::Election;
-use crate::cx::{Cx, SOON, claim, ensure, eventually, granted, name};
+use crate::cx::{Cx, SOON, claim, ensure, eventually, granted, name, timing};
 use crate::harness::Answer;
 
 pub(crate) async fn no_store_no_leader(cx: Cx) -> Answer<()> {
@@ -80,4 +80,14 @@ pub(crate) async fn a_standby_that_stops_never_led(cx: Cx) -> Answer<()> {
         }
     }
     Ok(())
+}
+
+pub(crate) async fn the_first_try_is_at_once(cx: Cx) -> Answer<()> {
+    let store = cx.open().await?;
+    let ttl = cx.long(store.as_ref());
+    let first = Election::default().start(&cx, 1, "n", ttl).await?;
+    // Far less than one interval of renewals at this ttl, and far more than a busy machine needs.
+    let limit = SOON.min(timing(ttl).renew_every() * 3 / 4);
+    first.leads(limit).await?;
+    first.stop().await
 }

@@ -27,7 +27,7 @@ pub(crate) async fn a_second_acquire_waits(cx: Cx) -> Answer<()> {
         let provider = provider.clone();
         tokio::spawn(async move { provider.acquire("n").await })
     };
-    first.release().await?;
+    crate::cx::let_go(&first).await?;
     let second = soon("the waiter gets it", waiter)
         .await?
         .map_err(Stop::failed)??;
@@ -36,7 +36,7 @@ pub(crate) async fn a_second_acquire_waits(cx: Cx) -> Answer<()> {
         second.check() && other.check() && !first.check(),
         "the wrong guard counts"
     );
-    second.release().await?;
-    other.release().await?;
+    crate::cx::let_go(&second).await?;
+    crate::cx::let_go(&other).await?;
     Ok(())
 }

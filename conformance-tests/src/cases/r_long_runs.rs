@@ -42,7 +42,7 @@ pub(crate) async fn many_short_terms(cx: Cx) -> Answer<()> {
             "the token went back: {guard:?} after {last:?}"
         );
         last = Some(guard.token());
-        guard.release().await?;
+        crate::cx::let_go(&guard).await?;
     }
     eventually("the name is free", crate::cx::SOON, || async {
         Ok(store.observe(&name("n")).await?.holder().is_none())

@@ -41,6 +41,8 @@ struct Table {
     names: BTreeMap<String, LockName>,
     version: u64,
     floor: u64,
+    down: bool,
+    blocked: BTreeMap<String, Instant>,
 }
 
 /// One client. `FAULT` is the place of its fault in the list, 0 for none.
@@ -100,7 +102,11 @@ impl<const FAULT: usize> Broken<FAULT> {
         if self.closed.load(Ordering::SeqCst) && !Self::is(Fault::CloseIsIgnored) {
             return Err(Error::new(ErrorKind::Unavailable, "closed"));
         }
-        Ok(act(&mut self.table.lock().unwrap(), self.now()))
+        let mut table = self.table.lock().unwrap();
+        if table.down {
+            return Err(Error::new(ErrorKind::Unavailable, "the server is down"));
+        }
+        Ok(act(&mut table, self.now()))
     }
 
     fn tell(&self) {
@@ -346,14 +352,22 @@ impl<const FAULT: usize> LockPersistence for Broken<FAULT> {
         if Self::is(Fault::BatchIsAnsweredInTheOrderOfNames) {
             order.sort_by_key(|l| l.name().clone());
         }
+        if Self::is(Fault::BlockedEntryDelaysTheBatch) {
+            let until = self.table.lock().unwrap().blocked.values().max().copied();
+            tokio::time::sleep_until(until.unwrap_or_else(Instant::now).into()).await;
+        }
         let answers: Vec<Result<Renewal>> = order
             .into_iter()
             .map(|lease| {
                 self.open(|table, now| {
+                    let blocked = table.blocked.get(&Self::key(lease.name()));
+                    if blocked.is_some_and(|until| now < *until) {
+                        return Err(Error::new(ErrorKind::Timeout, "the entry is locked"));
+                    }
                     table.version += 1;
                     let version = table.version;
                     let Some(entry) = table.entries.get_mut(&Self::key(lease.name())) else {
-                        return Renewal::Gone;
+                        return Ok(Renewal::Gone);
                     };
                     let alive =
                         Self::alive(entry, None, now) || Self::is(Fault::RenewRevivesTheExpired);
@@ -365,7 +379,7 @@ impl<const FAULT: usize> LockPersistence for Broken<FAULT> {
                             || Self::is(Fault::RenewIgnoresTheNonce);
                         alive && token && ours
                     }) else {
-                        return Renewal::Gone;
+                        return Ok(Renewal::Gone);
                     };
                     if !Self::is(Fault::RenewalDoesNotExtend) {
                         held.expires = now + lease.claim().ttl;
@@ -378,11 +392,12 @@ impl<const FAULT: usize> LockPersistence for Broken<FAULT> {
                     if Self::is(Fault::RenewalChangesTheToken) {
                         entry.token += 1;
                     }
-                    Renewal::Renewed {
+                    Ok(Renewal::Renewed {
                         ttl: lease.claim().ttl,
                         request,
-                    }
+                    })
                 })
+                .flatten()
             })
             .collect();
         if Self::is(Fault::OneBadEntryFailsTheBatch) && answers.contains(&Ok(Renewal::Gone)) {
@@ -596,22 +611,33 @@ impl<const FAULT: usize> Harness for Broken<FAULT> {
         }
         Ok(())
     }
-    async fn block(&self, _: &LockName, _: Duration) -> Answer<()> {
-        Err(Stop::not_applicable("in memory"))
+    async fn block(&self, name: &LockName, span: Duration) -> Answer<()> {
+        let mut table = self.table.lock().unwrap();
+        let until = Instant::now() + span;
+        table.blocked.insert(Self::key(name), until);
+        Ok(())
     }
     async fn residue(&self) -> Answer<u64> {
         let table = self.table.lock().unwrap();
         Ok(table.entries.values().map(|e| e.queued.len() as u64).sum())
     }
     async fn stop_server(&self) -> Answer<()> {
-        Err(Stop::not_applicable("in memory"))
+        self.table.lock().unwrap().down = true;
+        // Whoever waits loses the connection.
+        self.tell();
+        Ok(())
     }
     async fn start_server(&self) -> Answer<()> {
-        Err(Stop::not_applicable("in memory"))
+        let mut table = self.table.lock().unwrap();
+        table.down = false;
+        if Self::is(Fault::RestartForgetsTheLeases) {
+            table.floor = table.entries.values().map(|e| e.token).max().unwrap_or(0);
+            table.entries.clear();
+        }
+        Ok(())
     }
     fn exemptions(&self) -> &'static [(&'static str, &'static str)] {
         &[
-            ("c_renewal::a_blocked_entry_delays_no_other", "in memory"),
             (
                 "d_pause::a_stopped_process_finds_its_term_over",
                 "in memory",

@@ -112,6 +112,14 @@ fn bad_arguments_are_refused_in_one_line() {
             vec!["exec", "job", "--store", "gopher://x", "--", "true"],
             "gopher",
         ),
+        (
+            vec!["exec", "job", "--store", "memory:", "--", "true"],
+            "one process",
+        ),
+        (
+            vec!["list", "--store", "/var/lib/locks.db"],
+            "as in sqlite:",
+        ),
         (vec!["run", "job", "--ttl", "1", "--", "true"], "1s or 1ms"),
         (vec!["frobnicate"], "frobnicate"),
         (vec!["status", "a\nb"], "U+000A"),
@@ -127,6 +135,17 @@ fn bad_arguments_are_refused_in_one_line() {
         assert_eq!(said.out(), "");
     }
     assert!(!site.path("locks.db").exists(), "nothing was touched");
+}
+
+#[test]
+fn what_tells_a_holder_makes_no_store() {
+    let site = Site::new();
+    for verb in ["step-down", "revoke", "status", "list"] {
+        let said = site.run([verb, "job"]);
+        assert_eq!(said.code(), 76, "{verb}: {}", said.err());
+        assert!(said.err().contains("check the path"), "{}", said.err());
+        assert!(!site.path("locks.db").exists(), "{verb} made it");
+    }
 }
 
 #[test]
@@ -155,6 +174,11 @@ fn somebody_else_has_it() {
     let said = site.run(["exec", "job", "--no-wait", "--", "true"]);
     assert_eq!(said.code(), 75);
     assert!(said.err().contains("held by the-other"), "{}", said.err());
+    let said = site.run(["exec", "job", "--no-wait", "--format", "json", "--", "true"]);
+    let event: serde_json::Value = serde_json::from_str(&said.err()).expect("JSON");
+    assert_eq!(event["event"], "not-acquired");
+    assert_eq!(event["owner"], "the-other");
+    assert!(event["remaining_ms"].is_u64(), "{event}");
     let quiet = [
         "exec",
         "job",

@@ -389,7 +389,13 @@ fn every_verb_works() {
     };
     let site = site_at(port);
     // Who only looks makes nothing, and hears what does.
-    for arguments in [&["status", "job"][..], &["list"], &["watch", "job"]] {
+    for arguments in [
+        &["status", "job"][..],
+        &["list"],
+        &["watch", "job"],
+        &["step-down", "job"],
+        &["revoke", "job"],
+    ] {
         let said = site.run(arguments.iter().chain(&["--request-timeout", "10s"]));
         assert_eq!(said.code(), 76, "{}", said.err());
         assert!(

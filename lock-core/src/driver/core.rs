@@ -19,6 +19,7 @@ use crate::driver::{Command, Notice, Phase, Seat, Term, rescue};
 use crate::election::{Action, Input, Machine, OpId, Output, Reply, Scope};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::event::Event;
+use crate::name::LockName;
 use crate::persistence::LockPersistence;
 use crate::telemetry::{self, Reporter, Subject};
 
@@ -66,6 +67,8 @@ pub(super) struct Core {
     calls: Calls,
     waits: Waits,
     reporter: Reporter,
+    /// Who waits for a name, where the store does not tell of a release.
+    waiters: BTreeMap<LockName, BTreeSet<u64>>,
     /// Who waits until no machine is left.
     settled: Vec<oneshot::Sender<()>>,
 }
@@ -85,6 +88,7 @@ impl Core {
             slots: BTreeMap::new(),
             wakes: BTreeSet::new(),
             renewals: BTreeSet::new(),
+            waiters: BTreeMap::new(),
             settled: Vec::new(),
             batch: Vec::new(),
             calls: Calls::new(),
@@ -217,6 +221,7 @@ impl Core {
     fn on_answers(&mut self, answers: Vec<Answer>) {
         let now = self.clock.now();
         let mut touched = Vec::with_capacity(answers.len());
+        let mut freed = BTreeSet::new();
         for Answer {
             id,
             op,
@@ -246,11 +251,41 @@ impl Core {
                 // Who tries once need not wait for the clean-up. A caller that is gone needs no news.
                 let _ = slot.seat.notices.send(Notice::Failed(error.clone()));
             }
+            if matches!(&reply, Reply::Release(Ok(_)) | Reply::Withdraw(Ok(_))) {
+                freed.insert(slot.machine.config().name.clone());
+            }
             slot.machine.handle(now, Input::Replied { op, sent, reply });
             touched.push(id);
         }
         for id in touched {
             self.step(id);
+        }
+        for name in freed {
+            self.tell_neighbour(&name);
+        }
+    }
+
+    /// Where the store does not tell of a release, at least the next in this process need not wait for
+    /// the poll.
+    fn tell_neighbour(&mut self, name: &LockName) {
+        if let Some(id) = self.waiters.get(name).and_then(BTreeSet::first).copied() {
+            self.input(id, Input::Hint);
+        }
+    }
+
+    /// Notes whether this one waits, for [`tell_neighbour`](Self::tell_neighbour).
+    fn note_waiting(&mut self, id: u64, slot: &Slot, waits: bool) {
+        if self.persistence.capabilities().push {
+            return;
+        }
+        let name = &slot.machine.config().name;
+        if waits {
+            self.waiters.entry(name.clone()).or_default().insert(id);
+        } else if let Some(ids) = self.waiters.get_mut(name) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.waiters.remove(name);
+            }
         }
     }
 
@@ -280,6 +315,9 @@ impl Core {
         };
         if slot.machine.is_ended() {
             slot.stop_waiting();
+        }
+        self.note_waiting(id, &slot, slot.waiting.is_some());
+        if slot.machine.is_ended() {
             return;
         }
         slot.wake = slot.offer_until.map_or(wake, |until| until.min(wake));

@@ -13,6 +13,8 @@ use lock_core::{
     Result, Token,
 };
 
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "sqlite")]
@@ -42,7 +44,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     async fn request(&self, name: &LockName, request: &str) -> Result<bool>;
     async fn server_time(&self) -> Result<SystemTime>;
     async fn sweep(&self, unused_for: Duration) -> Result<u64>;
-    /// Waits in its own way, where the database tells each waiter by itself; `None` where it is told by
+    /// Waits in its own way, where waiters are told one by one; `None` where they are told by
     /// [`subscribe`](Self::subscribe).
     async fn wait(&self, _claim: &Claim, _seen: &Holder) -> Option<Result<()>> {
         None

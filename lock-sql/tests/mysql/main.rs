@@ -1,0 +1,10 @@
+//! What only MySQL and MariaDB have, on real servers.
+
+#![allow(clippy::unwrap_used, reason = "a test says by failing")]
+
+mod fence;
+mod rows;
+mod server;
+mod support;
+mod tls;
+mod wake;

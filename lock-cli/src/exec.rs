@@ -2,7 +2,7 @@
 
 use std::io;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkit::clock::{Clock, Moment, SystemClock, sleep_until};
@@ -33,23 +33,27 @@ pub(crate) async fn main(global: &Global, args: args::Exec) -> Result<ExitCode, 
     // From here on no signal is missed: what comes before the command runs ends the wait.
     let mut received = signals.subscribe();
 
+    let opened = OnceLock::new();
     let claimed = tokio::select! {
         biased;
-        claimed = claim(global, &args, timing, &report) => claimed?,
-        signal = interrupted(&mut received) => {
-            return Err(Failure::with_code(
-                128 + u8::try_from(signal.as_raw()).unwrap_or(0),
-                format!("{} while waiting for {name:?}; the command was not started", signals::name(signal.as_raw())),
-            ));
-        }
+        claimed = claim(global, &args, timing, &report, &opened) => claimed,
+        signal = interrupted(&mut received) => Err(Failure::with_code(
+            128 + u8::try_from(signal.as_raw()).unwrap_or(0),
+            format!("{} while waiting for {name:?}; the command was not started", signals::name(signal.as_raw())),
+        )),
     };
     let guard = match claimed {
-        Claimed::Ours(guard) => guard,
-        Claimed::Theirs(provider) => {
-            let (who, fields) = holder(&provider, name.as_str()).await;
+        Ok(Claimed::Ours(guard)) => guard,
+        Ok(Claimed::Theirs(provider)) => {
+            let (who, fields) = holder(provider, name.as_str()).await;
             let text = format!("not acquired: {name:?} is {who}");
             report.event(Level::Warn, "not-acquired", &fields, &text);
+            settle(&opened, timing, &mut received).await;
             return Ok(ExitCode::from(args.conflict_exit_code));
+        }
+        Err(failure) => {
+            settle(&opened, timing, &mut received).await;
+            return Err(failure);
         }
     };
 
@@ -138,18 +142,36 @@ async fn finish(
     }
 }
 
-enum Claimed {
-    Ours(LockGuard),
-    Theirs(Provider),
+/// Waits until a try that was given up while the store worked on it has left nothing behind, but not for a
+/// store that does not answer, and not after another signal.
+async fn settle(
+    opened: &OnceLock<Provider>,
+    timing: Timing,
+    received: &mut broadcast::Receiver<Signal>,
+) {
+    let Some(provider) = opened.get() else {
+        return;
+    };
+    tokio::select! {
+        // What is left then expires by itself, as after a crash.
+        _ = tokio::time::timeout(timing.request_timeout(), provider.settled()) => {}
+        _ = interrupted(received) => {}
+    }
 }
 
-/// Connects and acquires, as `--wait` and `--no-wait` say.
-async fn claim(
+enum Claimed<'a> {
+    Ours(LockGuard),
+    Theirs(&'a Provider),
+}
+
+/// Connects and acquires, as `--wait` and `--no-wait` say. What it has connected to stays in `opened`.
+async fn claim<'a>(
     global: &Global,
     args: &args::Exec,
     timing: Timing,
     report: &Reporter,
-) -> Result<Claimed, Failure> {
+    opened: &'a OnceLock<Provider>,
+) -> Result<Claimed<'a>, Failure> {
     let name = args.name.as_str();
     let until = match args.wait {
         Some(Wait::AtMost(limit)) => Some(SystemClock.now().after(limit)),
@@ -160,6 +182,7 @@ async fn claim(
         args.wait.is_some() && left() != Some(Duration::ZERO)
     })
     .await?;
+    let provider = opened.get_or_init(|| provider);
     match provider.try_acquire(name).await {
         Ok(Some(guard)) => return Ok(Claimed::Ours(guard)),
         Ok(None) if args.no_wait => return Ok(Claimed::Theirs(provider)),
@@ -170,7 +193,7 @@ async fn claim(
             } else {
                 Level::Detail
             };
-            let (who, fields) = holder(&provider, name).await;
+            let (who, fields) = holder(provider, name).await;
             let text = format!("waiting for {name:?}, {who}");
             report.event(level, "waiting", &fields, &text);
         }

@@ -62,6 +62,8 @@ impl From<Error> for Failure {
 pub(crate) fn describe(error: &Error) -> String {
     let mut message = error.to_string();
     let remedy = match error.kind() {
+        // It names the very statement.
+        ErrorKind::PermissionDenied if message.contains("run: ") => return message,
         ErrorKind::Unavailable | ErrorKind::Timeout => {
             "; check that the store of --store or LOCKCTL_STORE is there and can be reached"
         }
@@ -72,18 +74,33 @@ pub(crate) fn describe(error: &Error) -> String {
         }
         ErrorKind::Tls => "; check the certificates and the TLS settings of the store's URL",
         ErrorKind::Backend => "",
+        // How to prepare it here.
+        ErrorKind::Schema => {
+            return message.replace("prepare the store", "`lockctl exec` or `run` makes it");
+        }
         // The message says what is wrong, and how to mend it.
         _ => return message,
     };
+    let mut causes = Vec::new();
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
-        let text = error.to_string();
+        causes.push(error.to_string());
+        cause = error.source();
+    }
+    // Where the message has the deepest cause, the layers between add nothing. PostgreSQL's names a line of
+    // the server's source.
+    let root = causes
+        .last()
+        .and_then(|root| root.split(" at line ").next());
+    if root.is_some_and(|root| message.contains(root)) {
+        causes.clear();
+    }
+    for text in causes {
         // Many drivers repeat the cause in their own text.
         if !message.contains(&text) {
             message.push_str(": ");
             message.push_str(&text);
         }
-        cause = error.source();
     }
     message.push_str(remedy);
     message

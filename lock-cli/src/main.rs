@@ -68,6 +68,9 @@ fn remember_secrets() {
     if let Some(url) = std::env::var_os(args::STORE_VARIABLE) {
         redact::remember(&url.to_string_lossy());
     }
+    if let Some(secret) = std::env::var_os("PGPASSWORD") {
+        redact::remember_secret(&secret.to_string_lossy());
+    }
     for argument in std::env::args_os().take_while(|argument| argument != "--") {
         redact::remember(&argument.to_string_lossy());
     }

@@ -9,18 +9,45 @@ static KNOWN: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 const MASK: &str = "***";
 
+/// Parameters of a URL whose values are no secrets. Errors repeat them: a statement to run would be
+/// useless with a mask for the table.
+const PLAIN: [&str; 11] = [
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "port",
+    "sslmode",
+    "sslrootcert",
+    "ssl-ca",
+    "ssl-mode",
+    "table",
+    "user",
+];
+
 /// Remembers the secrets of the store's URL, so that they are masked wherever they turn up, also
 /// outside a URL.
 pub(crate) fn remember(url: &str) {
-    let mut secrets = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     for secret in secrets_in(url) {
-        // A mask for every "a" would make the output unreadable; the place in the URL is masked anyway.
-        if secret.len() >= 4 {
-            let decoded = decode(&secret);
-            if decoded != secret {
-                secrets.push(decoded);
+        remember_secret(&secret);
+    }
+}
+
+/// Remembers a secret that came some other way.
+pub(crate) fn remember_secret(secret: &str) {
+    // A mask for every "a" would make the output unreadable; the place in a URL is masked anyway.
+    if secret.len() < 4 {
+        return;
+    }
+    let decoded = decode(secret);
+    let mut secrets = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    for form in [secret, &decoded] {
+        // As it stands in JSON, and in what is printed with its quotes.
+        let quoted = serde_json::Value::from(form).to_string();
+        for text in [form, &quoted[1..quoted.len() - 1]] {
+            if !secrets.iter().any(|known| known == text) {
+                secrets.push(text.to_owned());
             }
-            secrets.push(secret);
         }
     }
     // The longest first: one may contain another.
@@ -62,7 +89,11 @@ fn walk(text: &str, mut mask: impl FnMut(&str) -> String) -> String {
             Some((scheme, rest)) => {
                 out.push_str(scheme);
                 out.push_str("://");
-                walk_url(rest, &mut out, &mut mask);
+                // Elsewhere a user part without a colon may be a token.
+                let names_user = ["postgres", "postgresql", "mysql", "mariadb"]
+                    .iter()
+                    .any(|sql| scheme.ends_with(sql));
+                walk_url(rest, names_user, &mut out, &mut mask);
             }
             // Such as sqlite:PATH?key=value.
             None => match word.split_once('?') {
@@ -79,9 +110,9 @@ fn walk(text: &str, mut mask: impl FnMut(&str) -> String) -> String {
 }
 
 /// What follows `://`. Secret is everything between the first colon of the user part and the last `@`;
-/// a user part without a colon, which some drivers take as a token; what stands for a port and is no
-/// number; and every query value.
-fn walk_url(url: &str, out: &mut String, mask: &mut impl FnMut(&str) -> String) {
+/// a user part without a colon, unless it `names_user`; what stands for a port and is no number; and the
+/// query values but those of [`PLAIN`].
+fn walk_url(url: &str, names_user: bool, out: &mut String, mask: &mut impl FnMut(&str) -> String) {
     // A password may hold anything, also what ends an authority: the query begins after the last `@`.
     let begin = url.rfind('@').unwrap_or(0);
     let (head, query) = match url[begin..].split_once('?') {
@@ -97,6 +128,7 @@ fn walk_url(url: &str, out: &mut String, mask: &mut impl FnMut(&str) -> String) 
                     out.push(':');
                     out.push_str(&mask(password));
                 }
+                None if names_user => out.push_str(user),
                 None => out.push_str(&mask(user)),
             }
             place
@@ -131,7 +163,11 @@ fn walk_query(query: &str, out: &mut String, mask: &mut impl FnMut(&str) -> Stri
             Some((key, value)) => {
                 out.push_str(key);
                 out.push('=');
-                out.push_str(&mask(value));
+                if PLAIN.contains(&key) {
+                    out.push_str(value);
+                } else {
+                    out.push_str(&mask(value));
+                }
             }
             None => out.push_str(pair),
         }
@@ -172,11 +208,11 @@ mod tests {
             ("redis://token@h", "redis://***@h"),
             (
                 "mysql://u:p@ss:w/rd@h/db?ssl-mode=x",
-                "mysql://u:***@h/db?ssl-mode=***",
+                "mysql://u:***@h/db?ssl-mode=x",
             ),
             (
                 "postgres://h/db?user=u&password=pw no more",
-                "postgres://h/db?user=***&password=*** no more",
+                "postgres://h/db?user=u&password=*** no more",
             ),
             (
                 "postgres://u:a?b@h/db?password=c",
@@ -186,6 +222,7 @@ mod tests {
                 "two: a://x:y@z and b://q:r@s",
                 "two: a://x:***@z and b://q:***@s",
             ),
+            ("postgres://me@h/x?table=t", "postgres://me@h/x?table=t"),
             ("sqlite:///var/lib/x.db", "sqlite:///var/lib/x.db"),
             ("no url at all: 10:20 @home?", "no url at all: 10:20 @home?"),
         ] {
@@ -198,5 +235,7 @@ mod tests {
         remember("postgres://me:hunter%2F22@db/x?sslkey=topsecret");
         let safe = redact("driver said hunter/22, hunter%2F22 and topsecret");
         assert_eq!(safe, "driver said ***, *** and ***");
+        remember_secret("quo\"ted");
+        assert_eq!(redact(r#"{"why":"quo\"ted"}"#), r#"{"why":"***"}"#);
     }
 }

@@ -1,4 +1,4 @@
-//! `lockctl` as its users meet it: real processes, a real SQLite file.
+//! `lockctl` as its users meet it: real processes, a real SQLite file, a real PostgreSQL.
 
 #![cfg(unix)]
 
@@ -8,6 +8,8 @@ mod elections;
 mod exit_codes;
 mod fixture;
 mod life_and_death;
+#[cfg(feature = "postgres")]
+mod network;
 mod partition;
 mod recipes;
 mod secrets;

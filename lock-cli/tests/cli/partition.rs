@@ -49,7 +49,7 @@ impl Outage {
     }
 }
 
-fn command(site: &Site, verb: &str, options: &[&str], fixture: &str) -> Vec<String> {
+pub(crate) fn command(site: &Site, verb: &str, options: &[&str], fixture: &str) -> Vec<String> {
     // A store on a busy disk may let the first request time out.
     let wait: &[&str] = if verb == "exec" { &["--wait"] } else { &[] };
     let mut arguments: Vec<String> = [verb, "job"]
@@ -64,7 +64,7 @@ fn command(site: &Site, verb: &str, options: &[&str], fixture: &str) -> Vec<Stri
 }
 
 /// Token, time, and whether it was the mark of being told, for each stamp in the order of writing.
-fn stamps(site: &Site) -> Vec<(u64, u64, bool)> {
+pub(crate) fn stamps(site: &Site) -> Vec<(u64, u64, bool)> {
     site.lines("stamps")
         .iter()
         .map(|line| {
@@ -75,7 +75,7 @@ fn stamps(site: &Site) -> Vec<(u64, u64, bool)> {
         .collect()
 }
 
-fn tokens(site: &Site) -> Vec<u64> {
+pub(crate) fn tokens(site: &Site) -> Vec<u64> {
     let mut tokens: Vec<u64> = stamps(site).iter().map(|stamp| stamp.0).collect();
     tokens.dedup();
     tokens

@@ -77,6 +77,23 @@ fn cron_on_three_machines_runs_it_once() {
 }
 
 #[test]
+fn what_the_readme_shows_is_understood() {
+    let readme = include_str!("../../../README.md");
+    let section = readme.split_once("## Any command").expect("there").1;
+    let section = section.split("\n## ").next().expect("a part");
+    let site = Site::new();
+    let shown: Vec<_> = section
+        .lines()
+        .filter(|line| line.starts_with("lockctl "))
+        .collect();
+    assert!(shown.len() > 1, "{section}");
+    for line in shown {
+        let said = site.run(arguments(line, &["/no/such/command".into()]));
+        assert_eq!(said.code(), 127, "{line}: {}", said.err());
+    }
+}
+
+#[test]
 fn a_singleton_worker_under_systemd() {
     let unit = block("A singleton worker under systemd", "ini");
     let line = setting(&unit, "ExecStart");

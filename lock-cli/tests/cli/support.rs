@@ -30,6 +30,8 @@ pub(crate) fn rounds(short: u32, full: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Site {
     folder: TempDir,
+    /// Where the store is, when it is not in the folder.
+    store: Option<String>,
 }
 
 impl Site {
@@ -38,7 +40,18 @@ impl Site {
             .prefix("lockctl-test-")
             .tempdir()
             .expect("a temporary folder");
-        Self { folder }
+        Self {
+            folder,
+            store: None,
+        }
+    }
+
+    /// The same with the store elsewhere.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn on(url: impl Into<String>) -> Self {
+        let mut site = Self::new();
+        site.store = Some(url.into());
+        site
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {
@@ -51,7 +64,9 @@ impl Site {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("sqlite:{}", self.path("locks.db").display())
+        self.store
+            .clone()
+            .unwrap_or_else(|| format!("sqlite:{}", self.path("locks.db").display()))
     }
 
     /// `lockctl` with these arguments, on this site's store.

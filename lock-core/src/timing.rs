@@ -68,16 +68,21 @@ impl Timing {
     }
 
     /// The proportions of the default. They keep the rule at every ttl, because they are fractions
-    /// of it that sum to 0.92.
+    /// of it that sum to 0.92, cut off to whole milliseconds.
     fn scaled(ttl: Duration) -> Self {
+        // Whole milliseconds, cut off: nobody wants to read the rest.
+        let whole = |span: Duration| {
+            let millis = Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+            millis.max(Duration::from_millis(1))
+        };
         Self {
             ttl,
-            renew_every: ttl / 3,
-            request_timeout: ttl / 15 * 2,
-            first_backoff: ttl / 75,
-            poll_every: ttl / 3,
-            drain: ttl / 15 * 4,
-            margin: ttl / 30,
+            renew_every: whole(ttl / 3),
+            request_timeout: whole(ttl / 15 * 2),
+            first_backoff: whole(ttl / 75),
+            poll_every: whole(ttl / 3),
+            drain: whole(ttl / 15 * 4),
+            margin: whole(ttl / 30),
             drift_ppm: 10_000,
         }
     }

@@ -63,6 +63,10 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
+/// Headings of the help; what only one command takes stands before them.
+const LEASE: &str = "The lease";
+const EVERYWHERE: &str = "Store and output";
+
 /// What every command takes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Global {
@@ -73,6 +77,7 @@ pub(crate) struct Global {
     /// user of the machine.
     #[arg(
         long,
+        help_heading = EVERYWHERE,
         value_name = "URL",
         global = true,
         env = STORE_VARIABLE,
@@ -82,19 +87,19 @@ pub(crate) struct Global {
     pub(crate) store: Option<String>,
 
     /// How results and events are written
-    #[arg(long, value_enum, global = true, default_value_t = Format::Text)]
+    #[arg(long, help_heading = EVERYWHERE, value_enum, global = true, default_value_t = Format::Text)]
     pub(crate) format: Format,
 
     /// Say only what is wrong
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, help_heading = EVERYWHERE, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
     /// Say more; twice: also what the library logs
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, help_heading = EVERYWHERE, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 
     /// How long one request to the store may take [default: a share of the ttl, 2s at 15s]
-    #[arg(long, value_name = "SPAN", global = true, value_parser = span::parse, allow_hyphen_values = true)]
+    #[arg(long, help_heading = EVERYWHERE, value_name = "SPAN", global = true, value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) request_timeout: Option<Duration>,
 }
 
@@ -111,16 +116,16 @@ pub(crate) enum Format {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Times {
     /// How long the store keeps the lease after the last renewal: the longest gap after a crash
-    #[arg(long, value_name = "SPAN", default_value = "15s", value_parser = span::parse, allow_hyphen_values = true)]
+    #[arg(long, help_heading = LEASE, value_name = "SPAN", default_value = "15s", value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
 
     /// How long the command has between being told to stop and being killed
     /// [default: a share of the ttl, 4s at 15s]
-    #[arg(long, value_name = "SPAN", value_parser = span::parse, allow_hyphen_values = true)]
+    #[arg(long, help_heading = LEASE, value_name = "SPAN", value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) drain: Option<Duration>,
 
     /// How often the lease is renewed [default: a third of the ttl]
-    #[arg(long, value_name = "SPAN", value_parser = span::parse, allow_hyphen_values = true)]
+    #[arg(long, help_heading = LEASE, value_name = "SPAN", value_parser = span::parse, allow_hyphen_values = true)]
     pub(crate) renew_every: Option<Duration>,
 }
 
@@ -131,11 +136,11 @@ pub(crate) struct Candidate {
     pub(crate) times: Times,
 
     /// The published identity; need not be unique [default: HOST/PID]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, help_heading = LEASE, value_name = "TEXT")]
     pub(crate) owner: Option<String>,
 
     /// Refuse a store whose tokens may go back or repeat
-    #[arg(long)]
+    #[arg(long, help_heading = LEASE)]
     pub(crate) require_fencing: bool,
 }
 

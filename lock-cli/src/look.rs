@@ -7,6 +7,7 @@ use lockkit::{LeaseState, LockName, LockProvider as _, Observation};
 use serde_json::{Value, json};
 
 use crate::args::{self, Format, Global};
+use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::{span, state, store};
@@ -54,6 +55,17 @@ pub(crate) async fn list(global: &Global, args: args::List) -> Result<ExitCode, 
 
 /// Runs `explain`.
 pub(crate) fn explain(global: &Global, args: &args::Explain) -> Result<ExitCode, Failure> {
+    // From the environment it may stand there for other commands; on the command line it was meant.
+    let named = std::env::args_os().any(|argument| {
+        let argument = argument.to_string_lossy();
+        argument == "--store" || argument.starts_with("--store=")
+    });
+    if named {
+        return Err(Failure::new(
+            Exit::Usage,
+            "explain asks no store: it says what the times mean; leave --store out",
+        ));
+    }
     let timing = args.times.checked(global.request_timeout)?;
     let explained = timing.explain(args.candidates);
     match global.format {

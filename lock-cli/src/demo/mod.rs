@@ -118,7 +118,7 @@ impl Demo {
         self.timeline.set(first, Where::Killed);
         let label = self.label(first);
         self.timeline.line(&format!(
-            "{label}  is killed (SIGKILL): nobody can release the lease now, it has to expire"
+            "{label}  is killed (SIGKILL): nobody can release the lease now; waiting until it expires"
         ))?;
         self.leader = None;
         let second = self.next_leader(patience).await?;

@@ -66,6 +66,7 @@ fn bad_arguments_are_refused_in_one_line() {
             "negative",
         ),
         (vec!["exec", "job", "--ttl", "0s", "--", "true"], "0ns"),
+        (vec!["explain", "--store", "memory:"], "leave --store out"),
         (
             vec![
                 "exec",

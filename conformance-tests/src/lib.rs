@@ -1,7 +1,7 @@
 //! The conformance suite for lock stores: implement one harness, call one macro, prove your store.
 //!
-//! A whole store is in `examples/custom_backend`, its harness in `tests/custom_backend.rs`; the line
-//! that makes the tests is `conformance_tests::suite!(MyHarness);`.
+//! A whole in-house store is in `lock-kv/examples/custom_backend`, its harness in
+//! `lock-kv/tests/conformance.rs`; the line that makes the tests is `conformance_tests::suite!(MyHarness);`.
 //!
 //! Each case becomes a named `#[test]`, in a module per kind of fault. The suite knows only
 //! `lock-core`; what it finds wrong with a store is told by the failing test: its name, one line of

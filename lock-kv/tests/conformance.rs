@@ -2,8 +2,6 @@
 
 #[path = "../examples/custom_backend/kv.rs"]
 mod kv;
-#[path = "../examples/custom_backend/store.rs"]
-mod store;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +10,8 @@ use async_trait::async_trait;
 use conformance_tests::{Answer, Harness, Stop};
 use kv::Kv;
 use lock_core::{LockName, LockPersistence, Nonce, Owner};
-use store::{KvStore, Record};
+use lock_kv::{KeyValue as _, KvPersistence};
+use serde_json::Value;
 
 const NO_SERVER: &str = "there is no server";
 
@@ -25,14 +24,18 @@ impl InHouse {
         Kv::new(self.0.path().to_owned())
     }
 
-    /// As an operator would, past the lock store.
-    async fn by_hand(
-        &self,
-        name: &LockName,
-        act: impl Fn(&mut Record) + Send + Sync,
-    ) -> Answer<()> {
-        let store = KvStore::new(self.kv());
-        Ok(store.change(name, |record, _| act(record)).await?)
+    /// As an operator would, past the lock store: gives the record, takes the new one.
+    async fn by_hand(&self, name: &LockName, edit: impl Fn(Value) -> Option<Value>) -> Answer<()> {
+        let kv = self.kv();
+        loop {
+            let got = kv.get(name.as_str()).await?;
+            let Some(text) = got.value else { return Ok(()) };
+            let record = serde_json::from_str(&text).map_err(Stop::failed)?;
+            let text = edit(record).map(|record| record.to_string());
+            if kv.cas(name.as_str(), got.version, None, text).await? {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -45,7 +48,7 @@ impl Harness for InHouse {
         "in-house"
     }
     async fn open(&self) -> Answer<Arc<dyn LockPersistence>> {
-        Ok(Arc::new(KvStore::new(self.kv())))
+        Ok(Arc::new(KvPersistence::new(self.kv())))
     }
     fn expiry_slack(&self) -> Duration {
         Duration::ZERO
@@ -54,19 +57,18 @@ impl Harness for InHouse {
         Ok(self.0.path().to_string_lossy().into_owned())
     }
     async fn open_at(locator: &str) -> Answer<Arc<dyn LockPersistence>> {
-        Ok(Arc::new(KvStore::new(Kv::new(locator.into()))))
+        Ok(Arc::new(KvPersistence::new(Kv::new(locator.into()))))
     }
     async fn wipe(&self, name: &LockName) -> Answer<()> {
-        self.by_hand(name, |record| *record = Record::default())
-            .await
+        self.by_hand(name, |_| None).await
     }
     async fn steal(&self, name: &LockName, owner: &Owner) -> Answer<()> {
-        let nonce = Nonce::random().to_string();
-        let act = move |record: &mut Record| {
-            record.owner = owner.to_string();
-            record.nonce = Some(nonce.clone());
+        let edit = |mut record: Value| {
+            record["owner"] = owner.to_string().into();
+            record["nonce"] = Nonce::random().to_string().into();
+            Some(record)
         };
-        self.by_hand(name, act).await
+        self.by_hand(name, edit).await
     }
     async fn block(&self, _: &LockName, _: Duration) -> Answer<()> {
         Err(Stop::not_applicable("the key-value store locks no key"))

@@ -1,5 +1,6 @@
-//! The "in-house" part: a small key-value store with compare-and-swap, as many companies have one.
-//! Here it is one file that processes share; think of it as the client of a service.
+//! The in-house store: a key-value store with compare-and-swap, as many companies have one. Here it is
+//! one file that processes share; think of it as the client of a service. What makes it a lock store is
+//! `impl KeyValue` at the end.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,22 +8,15 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use async_trait::async_trait;
+use lock_core::{Error, ErrorKind, Result};
+use lock_kv::{Got, KeyValue};
 use serde::{Deserialize, Serialize};
 
 /// A client of the key-value store in this folder.
 #[derive(Debug)]
 pub(crate) struct Kv {
     folder: PathBuf,
-}
-
-/// What [`Kv::get`] answers.
-#[derive(Debug)]
-pub(crate) struct Got {
-    pub(crate) value: Option<String>,
-    /// Changes with each write of the key, and never comes again; 0 when there is none.
-    pub(crate) version: u64,
-    /// The clock of the store, since the epoch.
-    pub(crate) now: Duration,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -43,60 +37,14 @@ impl Kv {
         Self { folder }
     }
 
-    pub(crate) async fn get(&self, key: &str) -> io::Result<Got> {
-        self.alone(|table| {
-            let (value, version) = table.entries.get(key).cloned().unzip();
-            let version = version.unwrap_or(0);
-            let now = now();
-            (
-                Got {
-                    value,
-                    version,
-                    now,
-                },
-                false,
-            )
-        })
-    }
-
-    /// Writes the key (`None` deletes it) if its version is still this one and the store's clock has
-    /// not reached `before`. `false` when it did not write.
-    pub(crate) async fn cas(
-        &self,
-        key: &str,
-        version: u64,
-        before: Option<Duration>,
-        value: Option<String>,
-    ) -> io::Result<bool> {
-        self.alone(|table| {
-            let current = table.entries.get(key).map_or(0, |(_, version)| *version);
-            if current != version || before.is_some_and(|before| now() >= before) {
-                return (false, false);
-            }
-            table.version += 1;
-            match value {
-                Some(value) => drop(table.entries.insert(key.to_owned(), (value, table.version))),
-                None => drop(table.entries.remove(key)),
-            }
-            (true, true)
-        })
-    }
-
-    /// The keys that begin with `prefix`, in byte order.
-    pub(crate) async fn keys(&self, prefix: &str) -> io::Result<Vec<String>> {
-        self.alone(|table| {
-            let keys = table.entries.keys();
-            (
-                keys.filter(|key| key.starts_with(prefix))
-                    .cloned()
-                    .collect(),
-                false,
-            )
-        })
-    }
-
     /// One step, alone among all processes. A process killed in the middle leaves the old table.
-    fn alone<T>(&self, act: impl FnOnce(&mut Table) -> (T, bool)) -> io::Result<T> {
+    fn alone<T>(&self, act: impl FnOnce(&mut Table) -> (T, bool)) -> Result<T> {
+        self.try_alone(act).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, "the in-house store failed").with_source(error)
+        })
+    }
+
+    fn try_alone<T>(&self, act: impl FnOnce(&mut Table) -> (T, bool)) -> io::Result<T> {
         fs::create_dir_all(&self.folder)?;
         let lock = File::create(self.folder.join("lock"))?;
         lock.lock()?;
@@ -112,5 +60,61 @@ impl Kv {
             fs::rename(&fresh, &file)?;
         }
         Ok(answer)
+    }
+}
+
+#[async_trait]
+impl KeyValue for Kv {
+    fn backend(&self) -> &'static str {
+        "in-house"
+    }
+
+    async fn get(&self, key: &str) -> Result<Got> {
+        self.alone(|table| {
+            let (value, version) = table.entries.get(key).cloned().unzip();
+            let version = version.unwrap_or(0);
+            let now = now();
+            (
+                Got {
+                    value,
+                    version,
+                    now,
+                },
+                false,
+            )
+        })
+    }
+
+    async fn cas(
+        &self,
+        key: &str,
+        version: u64,
+        before: Option<Duration>,
+        value: Option<String>,
+    ) -> Result<bool> {
+        self.alone(|table| {
+            let current = table.entries.get(key).map_or(0, |(_, version)| *version);
+            if current != version || before.is_some_and(|before| now() >= before) {
+                return (false, false);
+            }
+            table.version += 1;
+            match value {
+                Some(value) => drop(table.entries.insert(key.to_owned(), (value, table.version))),
+                None => drop(table.entries.remove(key)),
+            }
+            (true, true)
+        })
+    }
+
+    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        self.alone(|table| {
+            let keys = table.entries.keys();
+            (
+                keys.filter(|key| key.starts_with(prefix))
+                    .cloned()
+                    .collect(),
+                false,
+            )
+        })
     }
 }

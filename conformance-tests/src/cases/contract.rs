@@ -25,6 +25,7 @@ pub(crate) async fn one_of_many_racing_claims_wins(cx: Cx) -> Answer<()> {
         let (store, barrier) = (cx.open().await?, Arc::clone(&barrier));
         clients.push(tokio::spawn(async move {
             let mut wins = Vec::new();
+            let mut failure = None;
             for round in 0..rounds {
                 // Every fifth round a new name, else the one that was freed.
                 let name = name(&format!("n{}", round / 5));
@@ -32,15 +33,22 @@ pub(crate) async fn one_of_many_racing_claims_wins(cx: Cx) -> Answer<()> {
                 barrier.wait().await;
                 let attempt = store.try_acquire(&mine).await;
                 barrier.wait().await;
-                if let Attempt::Granted(lease) = attempt? {
-                    wins.push((round, lease.token()));
-                    store.release(&lease).await?;
-                } else {
-                    store.withdraw(&mine).await?;
-                }
+                let ended = match attempt {
+                    Ok(Attempt::Granted(lease)) => {
+                        wins.push((round, lease.token()));
+                        store.release(&lease).await.map(drop)
+                    }
+                    Ok(Attempt::Held(_)) => store.withdraw(&mine).await,
+                    Err(error) => Err(error),
+                };
+                // The others wait at the barrier for this one too.
+                failure = failure.or_else(|| ended.err());
                 barrier.wait().await;
             }
-            Answer::Ok(wins)
+            match failure {
+                Some(error) => Err(Stop::from(error)),
+                None => Answer::Ok(wins),
+            }
         }));
     }
     let mut wins: Vec<(usize, Token)> = Vec::new();

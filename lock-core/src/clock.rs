@@ -4,10 +4,11 @@
 //! is `CLOCK_BOOTTIME`; `CLOCK_MONOTONIC` (which [`std::time::Instant`] uses there) stands still.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use futures_util::future::{AbortHandle, abortable};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::driver::rescue;
 
@@ -116,7 +117,6 @@ fn from_timespec(t: rustix::time::Timespec) -> Moment {
     reason = "the one place; see the comment above"
 )]
 fn system_now() -> Moment {
-    use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();
     let start = *START.get_or_init(Instant::now);
@@ -169,6 +169,30 @@ pub(crate) async fn sleep(span: Duration) {
         let there = async move { tokio::time::sleep(span).await };
         // It is never aborted and cannot panic; were it so, the caller would look at the time again.
         let _ = rescue::runtime().spawn(there).await;
+    }
+}
+
+/// Sleeps on a thread that does nothing else. The workers of a tokio runtime share one timer, and a
+/// worker that blocks may hold up every sleep of the runtime. Where there is but one worker this pends
+/// for ever: nobody could be told.
+pub(crate) async fn alarm(span: Duration) {
+    let workers = Handle::try_current().map(|here| here.runtime_flavor());
+    if matches!(workers, Ok(RuntimeFlavor::CurrentThread)) {
+        return std::future::pending().await;
+    }
+    static THREAD: OnceLock<Handle> = OnceLock::new();
+    let thread = THREAD.get_or_init(|| rescue::runtime_on_thread("lock-alarm"));
+    let (sleep, abort) = abortable(async move { tokio::time::sleep(span).await });
+    let _abort = AbortOnDrop(abort);
+    // An end before its time makes the caller look at the clock, no more.
+    let _ = thread.spawn(sleep).await;
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

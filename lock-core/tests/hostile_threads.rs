@@ -10,10 +10,13 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use lock_core::clock::{Clock as _, SystemClock};
 use lock_core::memory::MemoryStore;
+use lock_core::wrap::{Fault, Faulty, Times};
 use lock_core::{
     Elector, Error, ErrorKind, Event, Health, Leadership, LeaseState, LockGuard, LockProvider,
-    LossReason, Outcome, Provider, Release, Status, StopReason, Timing, dedicated_runtime,
+    LossReason, Operation, Outcome, Provider, Release, Status, StopReason, Timing,
+    dedicated_runtime,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -128,6 +131,38 @@ fn a_flood_of_commands_does_not_starve_renewals() {
     elector.shutdown();
     assert!(held, "after {} commands", sent.load(Ordering::Relaxed));
     runtime.block_on(run).unwrap().unwrap();
+}
+
+/// A store whose client blocks a worker of the runtime, in the turn in which the work is told to stop.
+#[test]
+fn a_loss_is_told_in_time_while_the_store_blocks_a_worker() {
+    let ttl = Duration::from_millis(1000);
+    let store = Faulty::new(Arc::new(MemoryStore::new()));
+    let faults = store.faults().clone();
+    let provider = Provider::new(Arc::new(store)).with_timing(Timing::for_ttl(ttl).unwrap());
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let acquired = runtime.spawn(async move { provider.acquire("n").await });
+    let guard = block_on(acquired).unwrap().unwrap();
+    let block = Duration::from_secs(3);
+    faults.inject(Operation::Renew, Fault::Block(block), Times::Always);
+    let leadership = guard.leadership().clone();
+    let told = runtime.spawn(async move {
+        leadership.stopping().await;
+        let stopping = SystemClock.now();
+        leadership.lost().await;
+        (stopping, SystemClock.now())
+    });
+    let deadline = guard.deadline();
+    let (stopping, lost) = block_on(told).unwrap();
+    let slack = Duration::from_secs(1);
+    assert!(
+        stopping.since(deadline) < slack && lost.since(deadline) < slack,
+        "{stopping:?} and {lost:?}, deadline {deadline:?}"
+    );
 }
 
 #[test]

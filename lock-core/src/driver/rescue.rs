@@ -86,7 +86,7 @@ pub(crate) fn runtime() -> Handle {
 }
 
 /// A runtime on a thread of its own, for the rest of the process.
-pub(super) fn runtime_on_thread(name: &str) -> Handle {
+pub(crate) fn runtime_on_thread(name: &str) -> Handle {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::claim::Lease;
-use crate::clock::{Clock, Moment, sleep_until};
+use crate::clock::{Clock, Moment, alarm, sleep_until};
 use crate::error::Error;
 use crate::event::{LossReason, StopReason};
 
@@ -226,6 +226,7 @@ impl Term {
                     return phase;
                 },
                 () = sleep_until(&self.clock, at) => {}
+                () = alarm(at.since(self.clock.now())) => {}
             }
         }
     }

@@ -31,6 +31,8 @@ pub enum Fault {
     HangBefore,
     /// It takes effect and never returns.
     HangAfter,
+    /// It reaches the store this much later, and its thread is blocked until then.
+    Block(Duration),
     /// It panics before the store has heard of it.
     Panic,
 }
@@ -97,6 +99,10 @@ impl Faulty {
                 let answer = call.await;
                 tokio::time::sleep(delay).await;
                 answer
+            }
+            Some(Fault::Block(delay)) => {
+                std::thread::sleep(delay);
+                call.await
             }
             Some(Fault::HangBefore) => pending().await,
             Some(Fault::HangAfter) => {

@@ -70,7 +70,7 @@ pub enum Event {
         error: Error,
         /// How many requests in a row have failed.
         failures: u32,
-        /// The pause before the next.
+        /// The pause before the next request; after a failed wait, before the next poll.
         retry_in: Duration,
     },
     /// The first answer after failures.

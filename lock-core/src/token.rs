@@ -1,6 +1,7 @@
 //! Fencing tokens and the gate that checks them.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -41,6 +42,31 @@ impl Token {
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Reads what [`Display`](fmt::Display) writes: digits.
+impl FromStr for Token {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+        digits
+            .then(|| text.parse().ok())
+            .flatten()
+            .and_then(|value| Self::new(value).ok())
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidConfig,
+                    "a fencing token is a whole number below 2^53",
+                )
+            })
+    }
+}
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.0
     }
 }
 
@@ -107,6 +133,15 @@ impl FenceGate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_survives_text() {
+        let most = Token::MAX;
+        assert_eq!(most.to_string().parse::<Token>().ok(), Some(most));
+        for text in ["", "+1", "-1", "1.0", " 1", "9007199254740992", "1e3"] {
+            assert!(text.parse::<Token>().is_err(), "{text:?}");
+        }
+    }
 
     #[test]
     fn the_gate_never_goes_back() {

@@ -14,6 +14,7 @@ mod candidate;
 mod case;
 mod cases;
 mod catalogue;
+pub mod chaos;
 mod cx;
 mod harness;
 pub mod history;

@@ -100,9 +100,9 @@ pub trait Runner: fmt::Debug + Send + Sync {
     fn start(&self, seat: Seat) -> Answer<Box<dyn Running>>;
 }
 
-/// The elector of `lock-core`.
+/// The elector of `lock-core`: a candidate without a fault.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Real;
+pub struct Real;
 
 #[derive(Debug)]
 struct RealCandidate {

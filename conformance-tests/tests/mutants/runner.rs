@@ -271,7 +271,9 @@ impl Loop {
                     renew_at = Instant::now() + times.first_backoff();
                     match answer {
                         Some(Ok(Renewal::Renewed { .. })) => {
-                            *term.deadline.lock().unwrap() = from(sent);
+                            let answered = self.is(Flaw::DeadlineFromTheAnswer);
+                            let counted = if answered { Instant::now() } else { sent };
+                            *term.deadline.lock().unwrap() = from(counted);
                             renew_at = sent + times.renew_every();
                         }
                         Some(Ok(Renewal::Gone)) => gone = true,

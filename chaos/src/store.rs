@@ -1,0 +1,79 @@
+//! The stores that a run can use: one that a URL names, or one started for it.
+
+use std::path::PathBuf;
+
+use conformance_tests::Stop;
+use conformance_tests::chaos::{Launch, Opening, Site, Stage};
+use conformance_tests::servers::{Kind, Server};
+use lockkit::ConnectOptions;
+
+/// A client of the store that this URL names. Nothing is prepared.
+pub(crate) fn open(url: String) -> Opening {
+    Box::pin(async move {
+        let options = ConnectOptions::new().with_prepare(false);
+        Ok(options.persistence(&url).await?)
+    })
+}
+
+/// A store for one run.
+#[derive(Debug)]
+pub(crate) struct Place {
+    name: String,
+    site: Site,
+    /// Kept until the run is over.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Place {
+    pub(crate) fn named(store: &str) -> Result<Self, Stop> {
+        if let Some((scheme, _)) = store.split_once(':') {
+            if scheme == "memory" {
+                let why =
+                    "the store memory: is seen by one process only; name one that processes share";
+                return Err(Stop::failed(why));
+            }
+            return Ok(Self {
+                name: scheme.to_owned(),
+                site: Site::plain(scheme, store),
+                _folder: None,
+            });
+        }
+        if store == "sqlite" {
+            let folder = tempfile::tempdir().map_err(Stop::failed)?;
+            let file: PathBuf = folder.path().join("locks.db");
+            return Ok(Self {
+                name: store.to_owned(),
+                site: Site::plain(store, format!("sqlite:{}", file.display())),
+                _folder: Some(folder),
+            });
+        }
+        let kinds = [Kind::Postgres, Kind::MariaDb];
+        let kind = kinds.into_iter().find(|kind| kind.name() == store);
+        let Some(kind) = kind else {
+            let names = kinds.map(Kind::name).join(", ");
+            return Err(Stop::failed(format!(
+                "--store {store:?} is neither a URL nor one of sqlite, {names}"
+            )));
+        };
+        let server = Server::builder(kind).start().map_err(|error| {
+            if error.is_missing() {
+                Stop::not_applicable(error.to_string())
+            } else {
+                Stop::failed(error)
+            }
+        })?;
+        Ok(Self {
+            name: store.to_owned(),
+            site: Site::server(server),
+            _folder: None,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn stage(&self, launch: Launch) -> Stage {
+        Stage::new(self.site.clone(), launch, open)
+    }
+}

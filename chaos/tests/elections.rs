@@ -1,0 +1,105 @@
+//! Every scenario on the stores of this machine, and every planted fault, for a few seconds each. Long runs are made
+//! by hand: `cargo run -p chaos -- --help`.
+
+use std::io::Write as _;
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+/// Several runs at once: each is idle for most of its time.
+const LANES: usize = 5;
+
+fn seed() -> String {
+    std::env::var("LOCK_TEST_SEED").unwrap_or_else(|_| "1".to_owned())
+}
+
+/// A fault may need several tries to show.
+fn seconds(mutants: bool) -> &'static str {
+    if std::env::var("LOCK_TEST_TIER").is_ok_and(|tier| tier == "full") {
+        "60"
+    } else if mutants {
+        "13"
+    } else {
+        "8"
+    }
+}
+
+fn chaos(words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_chaos"));
+    command.args(words).args(["--seed", &seed()]);
+    command.args(["--seconds", seconds(words.contains(&"--mutants"))]);
+    command.output().expect("the program starts")
+}
+
+/// Runs all of them, some at once, and gives what failed.
+fn each(runs: Vec<Vec<&str>>) -> Vec<String> {
+    let (waiting, failed) = (Mutex::new(runs), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                loop {
+                    let Some(words) = waiting.lock().expect("no panic").pop() else {
+                        return;
+                    };
+                    let output = chaos(&words);
+                    let said = String::from_utf8_lossy(&output.stdout);
+                    let errors = String::from_utf8_lossy(&output.stderr);
+                    tell(said.lines().filter(|line| line.starts_with("USED ")));
+                    match output.status.code() {
+                        Some(0) => {}
+                        Some(3) if std::env::var_os("LOCK_TEST_REQUIRE").is_none() => {
+                            tell([format!("SKIPPED {}", errors.trim()).as_str()]);
+                        }
+                        _ => failed.lock().expect("no panic").push(format!(
+                            "chaos {} --seed {} ended with {}:\n{said}{errors}",
+                            words.join(" "),
+                            seed(),
+                            output.status
+                        )),
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().expect("no panic")
+}
+
+/// The names that there are.
+fn list(of: &[&str]) -> String {
+    let output = chaos(&[of, &["--list"]].concat());
+    let names = String::from_utf8(output.stdout).expect("text");
+    assert!(names.lines().count() >= 5, "{names:?}");
+    names
+}
+
+/// Past the capture of the test runner, for `scripts/test`.
+fn tell<'l>(lines: impl IntoIterator<Item = &'l str>) {
+    let mut out = std::io::stdout().lock();
+    for line in lines {
+        writeln!(out, "\n{line}").expect("standard output is open");
+    }
+}
+
+fn every_promise_holds_on(store: &str) {
+    let listed = list(&[]);
+    let run = |scenario| vec!["--store", store, "--scenario", scenario];
+    let failed = each(listed.lines().map(run).collect());
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn every_promise_holds_on_sqlite() {
+    every_promise_holds_on("sqlite");
+}
+
+#[test]
+fn every_promise_holds_on_postgres() {
+    every_promise_holds_on("postgres");
+}
+
+#[test]
+fn every_planted_fault_is_caught() {
+    let listed = list(&["--mutants"]);
+    let run = |name| vec!["--mutants", "--mutant", name];
+    let failed = each(listed.lines().map(run).collect());
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}

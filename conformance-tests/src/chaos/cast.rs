@@ -1,0 +1,229 @@
+//! The candidates as the engine sees them: processes, and the way of each to the store.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::candidate::{Link, Order, Word, diary_of};
+use super::record::{Fact, Record, now, read};
+use super::scenario::Kind;
+use super::{Launch, Site};
+use crate::harness::{Answer, Stop};
+use crate::servers::{Direction, Flow, Proxy};
+
+/// One candidate over all its lives.
+#[derive(Debug)]
+pub(super) struct Actor {
+    who: u32,
+    life: u32,
+    locator: String,
+    proxy: Option<Proxy>,
+    process: Option<(Child, ChildStdin)>,
+    /// What its link suffers now, the latest last.
+    ails: Vec<Kind>,
+    /// What the engine knows better than the candidate.
+    known: Vec<Record>,
+}
+
+/// What every life of every candidate is started with.
+#[derive(Debug)]
+pub(super) struct Setting {
+    pub(super) folder: PathBuf,
+    pub(super) launch: Launch,
+    pub(super) ttl: Duration,
+    pub(super) mutant: Option<String>,
+}
+
+impl Actor {
+    pub(super) fn new(who: u32, site: &Site) -> Answer<Self> {
+        let (locator, proxy) = site.way()?;
+        Ok(Self {
+            who,
+            life: 0,
+            locator,
+            proxy,
+            process: None,
+            ails: Vec::new(),
+            known: Vec::new(),
+        })
+    }
+
+    pub(super) fn start(&mut self, setting: &Setting) -> Answer<()> {
+        self.life += 1;
+        let order = Order {
+            folder: setting.folder.clone(),
+            locator: self.locator.clone(),
+            who: self.who,
+            life: self.life,
+            ttl: setting.ttl,
+            mutant: setting.mutant.clone(),
+        };
+        let (name, value) = order.variable()?;
+        let errors = File::create(self.errors(&setting.folder)).map_err(Stop::failed)?;
+        let mut child = Command::new(&setting.launch.program)
+            .args(&setting.launch.words)
+            .env(name, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .map_err(Stop::failed)?;
+        let stdin = child.stdin.take();
+        let stdin = stdin.ok_or_else(|| Stop::failed("the candidate has no standard input"))?;
+        self.process = Some((child, stdin));
+        self.mend_link()
+    }
+
+    fn errors(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("candidate-{}-{}.err", self.who, self.life))
+    }
+
+    pub(super) const fn runs(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Tells it a word; a process that has ended takes none, and that is found when it is looked after.
+    fn tell(&mut self, word: Word) -> Answer<()> {
+        let mut line = serde_json::to_string(&word).map_err(Stop::failed)?;
+        line.push('\n');
+        if let Some((_, stdin)) = &mut self.process
+            && let Err(error) = stdin.write_all(line.as_bytes())
+            && error.kind() != std::io::ErrorKind::BrokenPipe
+        {
+            return Err(Stop::failed(error));
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Answer<()> {
+        let pid = self.process.as_ref().map(|(child, _)| child.id());
+        let pid = pid.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = pid.ok_or_else(|| Stop::failed("the candidate does not run"))?;
+        kill_process(pid, signal).map_err(Stop::failed)
+    }
+
+    pub(super) fn pause(&self) -> Answer<()> {
+        self.signal(Signal::STOP)
+    }
+
+    pub(super) fn resume(&self) -> Answer<()> {
+        self.signal(Signal::CONT)
+    }
+
+    pub(super) fn kill(&mut self) -> Answer<()> {
+        if let Some((mut child, _)) = self.process.take() {
+            child.kill().map_err(Stop::failed)?;
+            child.wait().map_err(Stop::failed)?;
+            self.know(Fact::Killed);
+        }
+        Ok(())
+    }
+
+    pub(super) fn ask_to_stop(&mut self) -> Answer<()> {
+        self.tell(Word::Stop)
+    }
+
+    /// Waits for the end of one that was asked to; kills it when there is none. `Err` says how it ended.
+    pub(super) fn join(&mut self, patience: Duration, folder: &Path) -> Answer<Result<(), String>> {
+        let Some((mut child, stdin)) = self.process.take() else {
+            return Ok(Ok(()));
+        };
+        let until = Instant::now() + patience;
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(Stop::failed)? {
+                break status;
+            }
+            if Instant::now() > until {
+                self.process = Some((child, stdin));
+                self.kill()?;
+                return Ok(Err(format!(
+                    "it did not end within {patience:?} when told to"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        if status.success() {
+            return Ok(Ok(()));
+        }
+        self.know(Fact::Killed);
+        let said = std::fs::read_to_string(self.errors(folder)).map_err(Stop::failed)?;
+        let lines: Vec<&str> = said.trim().lines().collect();
+        let tail = lines[lines.len().saturating_sub(4)..].join(" | ");
+        Ok(Err(format!("it ended with {status}: {tail}")))
+    }
+
+    /// Whether it has ended although nobody told it to.
+    pub(super) fn has_died(&mut self) -> Answer<bool> {
+        match &mut self.process {
+            Some((child, _)) => Ok(child.try_wait().map_err(Stop::failed)?.is_some()),
+            None => Ok(false),
+        }
+    }
+
+    fn know(&mut self, fact: Fact) {
+        self.known.push(Record {
+            at: now(),
+            who: self.who,
+            life: self.life,
+            fact,
+        });
+    }
+
+    pub(super) fn ail(&mut self, kind: Kind) -> Answer<()> {
+        self.ails.push(kind);
+        self.mend_link()
+    }
+
+    pub(super) fn recover(&mut self, kind: Kind) -> Answer<()> {
+        if let Some(at) = self.ails.iter().position(|one| *one == kind) {
+            self.ails.remove(at);
+        }
+        self.mend_link()
+    }
+
+    /// Makes the link what it is to be now: of several faults at once the latest one counts.
+    fn mend_link(&mut self) -> Answer<()> {
+        let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let Some(proxy) = &self.proxy else {
+            let link = match self.ails.last() {
+                Some(Kind::Partition | Kind::Pause) => Link::DropRequests,
+                Some(Kind::SlowAnswers(by)) => Link::SlowAnswers(ms(*by)),
+                Some(Kind::Restart | Kind::Kill) | None => Link::Heal,
+            };
+            return self.tell(Word::Link(link));
+        };
+        proxy.heal();
+        match self.ails.last() {
+            Some(Kind::Partition) => proxy.black_hole(),
+            Some(Kind::SlowAnswers(by)) => proxy.set_delay(Direction::ToClient, *by),
+            Some(Kind::Pause | Kind::Restart | Kind::Kill) | None => {
+                proxy.set_flow(Direction::ToServer, Flow::Pass);
+            }
+        }
+        Ok(())
+    }
+
+    /// Connections that are still open through its proxy.
+    pub(super) fn open_connections(&self) -> u64 {
+        self.proxy.as_ref().map_or(0, Proxy::open)
+    }
+
+    /// All that is known of its lives.
+    pub(super) fn history(&self, folder: &Path) -> Answer<Vec<Record>> {
+        let mut all = self.known.clone();
+        for life in 1..=self.life {
+            let diary = diary_of(folder, self.who, life);
+            match read(&diary, self.who, life) {
+                Ok(records) => all.extend(records),
+                // Killed before its first word.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Stop::failed(error)),
+            }
+        }
+        Ok(all)
+    }
+}

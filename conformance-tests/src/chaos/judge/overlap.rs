@@ -1,0 +1,42 @@
+//! I5: the work of two terms never runs at once.
+//!
+//! Work whose process stands still when the next leader's begins cannot end before it. It is forgiven, and counted,
+//! if its process was still after its deadline and the work ended soon after it went on; what it then did is judged
+//! by I1 and I3.
+
+use super::{Broken, Excuses, SLACK, Trial};
+
+pub(super) const NAME: &str = "I5 work overlap";
+
+pub(super) fn check(trial: &Trial<'_>, excuses: &mut Excuses) -> Option<Broken> {
+    for (n, newer) in trial.terms.iter().enumerate() {
+        let Some(began) = &newer.began else { continue };
+        for older in trial.terms[..n].iter() {
+            let Some(first) = &older.began else { continue };
+            let end = [&older.ended, &older.killed];
+            let end = end.into_iter().flatten().map(|record| record.at).min();
+            let end = end.unwrap_or(u64::MAX);
+            let newer_end = newer.ended.as_ref().map_or(u64::MAX, |record| record.at);
+            if end <= began.at || newer_end <= first.at {
+                continue;
+            }
+            if let Some((deadline, _)) = older.deadline()
+                && began.at > deadline
+                && end != u64::MAX
+            {
+                let ran = trial.ran(older.who, older.life, deadline, end);
+                let stood_still = ran.as_nanos() < u128::from(end - deadline);
+                if stood_still && ran <= SLACK {
+                    excuses.frozen_work += 1;
+                    let ms = ran.as_millis() as u64;
+                    excuses.frozen_work_longest_ms = excuses.frozen_work_longest_ms.max(ms);
+                    continue;
+                }
+            }
+            let why = "work began while that of another term still ran";
+            let piece = [Some(first), Some(began), older.ended.as_ref()];
+            return Some(trial.broken(NAME, why, piece.into_iter().flatten()));
+        }
+    }
+    None
+}

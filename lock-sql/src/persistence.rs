@@ -29,7 +29,7 @@ impl SqlPersistence {
     /// The store in one table of a PostgreSQL database. Nothing is opened yet.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] when the URL cannot be used, or for a table name of more than 55 bytes.
+    /// [`ErrorKind::InvalidConfig`] when the URL cannot be used, or for a table name of more than 50 bytes.
     pub fn postgres(config: &crate::PostgresConfig) -> Result<Self> {
         crate::dialect::postgres::Postgres::from_config(config).map(Self::over)
     }
@@ -40,7 +40,7 @@ impl SqlPersistence {
     /// `synchronous_commit`, the planner's) and the logging of statements. Nothing is opened yet.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a table name of more than 55 bytes.
+    /// [`ErrorKind::InvalidConfig`] for a table name of more than 50 bytes.
     pub fn from_postgres_options(
         options: sqlx::postgres::PgConnectOptions,
         table: crate::TableName,

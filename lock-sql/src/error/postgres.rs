@@ -17,6 +17,8 @@ pub(crate) struct Words {
     pub(crate) table: TableName,
     /// The statements that make the table.
     pub(crate) create: String,
+    /// The functions that are called, with the types of their arguments.
+    pub(crate) functions: String,
 }
 
 fn server(error: &sqlx::Error) -> Option<&PgDatabaseError> {
@@ -70,10 +72,12 @@ fn is_tls(error: &io::Error) -> bool {
 impl Words {
     pub(crate) fn grant(&self) -> String {
         format!(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON {}, \"{}_waiters\" TO \"{}\"",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON {}, \"{}_waiters\" TO \"{user}\"; \
+             GRANT EXECUTE ON FUNCTION {} TO \"{user}\"",
             self.table.quoted(),
             self.table,
-            self.user.replace('"', "\"\"")
+            self.functions,
+            user = self.user.replace('"', "\"\"")
         )
     }
 
@@ -97,6 +101,7 @@ impl Words {
             user,
             table,
             create,
+            functions,
         } = self;
         let text = error.message();
         let code = error.code();
@@ -113,6 +118,10 @@ impl Words {
             ("42P01", _) => new(
                 ErrorKind::Schema,
                 format!("the table {table} is missing in {database}; prepare the store, or run: {create}"),
+            ),
+            ("42883", _) if text.contains("_try_") || text.contains("_end_") => new(
+                ErrorKind::Schema,
+                format!("of the functions {functions} one is missing in {database}; prepare the store, or run: {create}"),
             ),
             ("42703" | "42804" | "42883" | "42P10" | "42846" | "42809", _) => new(
                 ErrorKind::Schema,

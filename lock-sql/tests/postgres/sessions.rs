@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use conformance_tests::Tier;
 use lock_core::{Attempt, ErrorKind, LockPersistence as _, Nonce, Renewal};
 use lock_sql::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use lock_sql::{SqlPersistence, TableName, sqlx};
@@ -258,7 +259,11 @@ async fn one_of_64_wins_a_new_name() {
         granted(&store, &claim(&fresh("warm"), MINUTE)).await;
         stores.push(store);
     }
-    for round in 0..10 {
+    let rounds = match Tier::of_this_run() {
+        Tier::Ci => 20,
+        Tier::Full => 200,
+    };
+    for round in 0..rounds {
         let barrier = Arc::new(tokio::sync::Barrier::new(stores.len()));
         let tries: Vec<_> = stores
             .iter()

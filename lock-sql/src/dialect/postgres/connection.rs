@@ -1,14 +1,15 @@
 //! Connections of our own: opened late, used by one call at a time, thrown away when a call is dropped.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use lock_core::{Error, ErrorKind, Nonce, Result};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Row as _};
 use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep};
 
 use super::values::{Value, bind, render};
 use crate::error::postgres as errors;
@@ -24,6 +25,15 @@ const CONFLICTS: usize = 5;
 /// The setting by which a connection finds out that it has reached a session of its own: a pooler that
 /// shares sessions cannot pass it on.
 pub(super) const MARK: &str = "lockkit.session";
+
+/// When a session began, in microseconds.
+const SINCE: &str = "(extract(epoch FROM backend_start) * 1000000)::bigint";
+
+/// How long a session that was left may take to end by itself; then it is ended.
+const TO_END: Duration = Duration::from_millis(200);
+
+/// How long a withdrawal waits for such sessions at most.
+const UNTIL_GONE: Duration = Duration::from_secs(1);
 
 /// One server and how to reach it.
 pub(super) struct Server {
@@ -45,11 +55,38 @@ impl fmt::Debug for Server {
     }
 }
 
+/// A session of the server: its process, and since when, in microseconds.
+type Session = (i64, i64);
+
+/// Sessions whose last statement nobody heard the end of.
+#[derive(Clone, Debug, Default)]
+struct Left(Arc<std::sync::Mutex<Vec<Session>>>);
+
+impl Left {
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Session>> {
+        // Nothing panics while it is held; what it guards is sound all the same.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Open {
-    pub(super) connection: PgConnection,
+    connection: PgConnection,
     /// Whether its session is ours alone: prepared statements, settings and `LISTEN` stay.
-    pub(super) own: bool,
+    own: bool,
+    session: Session,
+    /// A statement was sent and not answered.
+    busy: bool,
+    left: Left,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Whose session it is, behind a pooler, nobody knows.
+        if self.busy && self.own {
+            self.left.list().push(self.session);
+        }
+    }
 }
 
 impl Server {
@@ -141,7 +178,8 @@ impl Server {
         // Text, since it is not known yet who answers.
         let about = sqlx::raw_sql(AssertSqlSafe(format!(
             "SELECT coalesce(current_setting('{MARK}', true), '') AS mark, pg_is_in_recovery() AS replica, \
-             coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false) AS secure"
+             coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false) AS secure, \
+             pid::bigint AS pid, {SINCE} AS since FROM pg_stat_activity WHERE pid = pg_backend_pid()"
         )));
         let about = about.fetch_one(&mut connection).await;
         let about = about.map_err(|e| self.words.connecting(e))?;
@@ -171,7 +209,17 @@ impl Server {
                 "the connection is not encrypted; set sslmode=verify-full in the URL"
             );
         }
-        Ok(Open { connection, own })
+        let session = (
+            about.try_get("pid").map_err(read)?,
+            about.try_get("since").map_err(read)?,
+        );
+        Ok(Open {
+            connection,
+            own,
+            session,
+            busy: false,
+            left: Left::default(),
+        })
     }
 
     /// The options and the mark of a session for a listener; `None` when there can be none.
@@ -194,7 +242,8 @@ impl Server {
         sql: &Arc<str>,
         values: &[Value],
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        if open.own {
+        open.busy = true;
+        let answer = if open.own {
             sqlx::query_with(AssertSqlSafe(Arc::clone(sql)), bind(values))
                 .fetch_all(&mut open.connection)
                 .await
@@ -203,7 +252,9 @@ impl Server {
             sqlx::raw_sql(AssertSqlSafe(text))
                 .fetch_all(&mut open.connection)
                 .await
-        }
+        };
+        open.busy = matches!(&answer, Err(error) if errors::code(error).is_none());
+        answer
     }
 
     /// Statements as text, all in one transaction, on a connection that is closed then.
@@ -217,7 +268,10 @@ impl Server {
 
 /// The place of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Slot(Mutex<Option<Open>>);
+pub(super) struct Slot {
+    open: Mutex<Option<Open>>,
+    left: Left,
+}
 
 impl Slot {
     /// Runs `sql`, one round trip, and answers all rows.
@@ -231,7 +285,7 @@ impl Slot {
         sql: &Arc<str>,
         values: &[Value],
     ) -> Result<Vec<PgRow>> {
-        let mut place = self.0.lock().await;
+        let mut place = self.open.lock().await;
         let mut conflicts = 0;
         let mut unsure = false;
         let mut fresh = 0;
@@ -242,10 +296,12 @@ impl Slot {
                 None => {
                     fresh += 1;
                     let open = server.open().await;
-                    open.map_err(|e| {
+                    let mut open = open.map_err(|e| {
                         let unsure = unsure || e.is_indeterminate();
                         e.with_indeterminate(unsure)
-                    })?
+                    })?;
+                    open.left = self.left.clone();
+                    open
                 }
             };
             let error = match server.run(&mut open, sql, values).await {
@@ -277,8 +333,46 @@ impl Slot {
         }
     }
 
+    /// Waits until what was sent here and not answered is over: a session works off what it has read, though
+    /// nobody listens any more. Looks through `other`.
+    pub(super) async fn settled(&self, server: &Server, other: &Self) -> Result<()> {
+        let left = self.left.list().clone();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let (pids, since): (Vec<_>, Vec<_>) = left.iter().copied().unzip();
+        let values = [Value::Integers(pids), Value::Integers(since)];
+        let among = format!(
+            "FROM pg_stat_activity JOIN unnest($1::bigint[], $2::bigint[]) AS l (pid, since) \
+             ON l.pid = pg_stat_activity.pid AND l.since = {SINCE}"
+        );
+        let look: Arc<str> = format!("SELECT 1 {among}").into();
+        let end: Arc<str> =
+            format!("SELECT pg_terminate_backend(pg_stat_activity.pid) {among}").into();
+        let started = Instant::now();
+        let mut ended = false;
+        while !other.rows(server, &look, &values).await?.is_empty() {
+            if started.elapsed() > UNTIL_GONE {
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    format!(
+                        "{} still works on a try that nobody waits for",
+                        server.words.server
+                    ),
+                ));
+            }
+            if started.elapsed() > TO_END && !ended {
+                ended = true;
+                other.rows(server, &end, &values).await?;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        self.left.list().retain(|session| !left.contains(session));
+        Ok(())
+    }
+
     pub(super) async fn close(&self) {
         // Dropped, its socket closes, and the server ends the session.
-        drop(self.0.lock().await.take());
+        drop(self.open.lock().await.take());
     }
 }

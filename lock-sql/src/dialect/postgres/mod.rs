@@ -1,6 +1,7 @@
 //! PostgreSQL: one table, any number of hosts.
 
 mod connection;
+mod function;
 mod listener;
 mod row;
 mod schema;
@@ -20,7 +21,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use self::connection::{Server, Slot};
 use self::listener::Listener;
-use self::statements::{LINE, Statements};
+use self::statements::Statements;
 use self::values::{Value, text};
 use super::{Changes, Dialect, Tried};
 use crate::config::{MAX_TABLE_BYTES, PostgresConfig, TableName};
@@ -74,13 +75,13 @@ impl Postgres {
     }
 
     fn new(options: PgConnectOptions, table: TableName, lock_wait: Duration) -> Result<Self> {
-        let most = MAX_TABLE_BYTES - LINE.len();
+        let most = MAX_TABLE_BYTES - function::SUFFIX;
         if table.as_str().len() > most {
             return Err(Error::new(
                 ErrorKind::InvalidConfig,
                 format!(
-                    "the table name {table} is too long for PostgreSQL; give it at most {most} bytes, since a second \
-                     table ends with {LINE}"
+                    "the table name {table} is too long for PostgreSQL; give it at most {most} bytes, since more is \
+                     named after it"
                 ),
             ));
         }
@@ -101,6 +102,7 @@ impl Postgres {
             user: user.to_owned(),
             table,
             create: statements.create.clone(),
+            functions: statements.functions.clone(),
         };
         let server = Arc::new(Server::new(options, lock_wait, words.clone()));
         Ok(Self {
@@ -225,8 +227,8 @@ impl Dialect for Postgres {
     async fn try_acquire(&self, claim: &Claim) -> Result<Tried> {
         let ttl = row::millis(claim.ttl);
         let channel = match claim.mode {
-            Mode::Queue => self.listener.channel(),
-            Mode::Once => "",
+            Mode::Queue => Some(self.listener.channel()),
+            Mode::Once => None,
         };
         let values = [
             text(claim.name.as_str()),
@@ -237,7 +239,7 @@ impl Dialect for Postgres {
             row::integer(claim.min_token.map_or(1, Token::get)),
             // No entry has version 0.
             row::integer(claim.if_unchanged.unwrap_or(0)),
-            text(channel),
+            Value::Channel(channel.map(str::to_owned)),
         ];
         let sql = &self.statements.try_acquire;
         let rows = self.rows(&self.attempts, sql, &values).await?;
@@ -245,7 +247,9 @@ impl Dialect for Postgres {
             return Ok(Tried::Denied(LeaseState::Absent));
         };
         match self.decoded(row::granted(row))? {
-            None => Ok(Tried::Denied(self.denied(row, !channel.is_empty())?)),
+            None => Ok(Tried::Denied(
+                self.denied(row, channel.is_some_and(|c| !c.is_empty()))?,
+            )),
             Some(token) => {
                 let handle = Arc::new(Handle {
                     name: claim.name.clone(),
@@ -304,11 +308,18 @@ impl Dialect for Postgres {
             row::nonce(lease.nonce()),
             row::integer(lease.token().get()),
         ];
-        let sql = &self.statements.release;
-        Ok(!self.rows(&self.renewals, sql, &values).await?.is_empty())
+        let rows = self
+            .rows(&self.renewals, &self.statements.release, &values)
+            .await?;
+        let released = rows
+            .first()
+            .map_or(Ok(false), |row| row.try_get("released"));
+        self.decoded(released)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
+        // A try that is still on its way would take the name after this.
+        self.attempts.settled(&self.server, &self.renewals).await?;
         let values = [text(claim.name.as_str()), row::nonce(claim.nonce)];
         let sql = &self.statements.withdraw;
         self.rows(&self.renewals, sql, &values).await.map(drop)

@@ -16,8 +16,8 @@ const PATIENCE: &str = "30s";
 enum Found {
     Ours,
     Nothing,
-    /// Ours, without the line of waiters.
-    NoLine,
+    /// Ours, without the line of waiters or the function.
+    Part,
     Another(String),
     /// Ours, and the rights to work with it are missing.
     Forbidden,
@@ -27,7 +27,7 @@ pub(super) async fn prepare(server: &Server, statements: &Statements) -> Result<
     let words = &server.words;
     let mut open = server.open().await?;
     match look(server, statements, &mut open).await? {
-        Found::Nothing | Found::NoLine => {}
+        Found::Nothing | Found::Part => {}
         found => return judge(server, found),
     }
     may_create(server, statements, &mut open).await?;
@@ -48,10 +48,10 @@ fn judge(server: &Server, found: Found) -> Result<()> {
     let words = &server.words;
     match found {
         Found::Ours => Ok(()),
-        Found::Nothing | Found::NoLine => Err(Error::new(
+        Found::Nothing | Found::Part => Err(Error::new(
             ErrorKind::Schema,
             format!(
-                "the table {} in {} went away while it was made",
+                "the table {} in {}, or what belongs to it, went away while it was made",
                 words.table, words.database
             ),
         )),
@@ -124,14 +124,11 @@ fn found(rows: &[PgRow]) -> Result<Found, sqlx::Error> {
     if first.try_get::<i64, _>("by_name")? == 0 {
         return another("the column name has no unique index of its own".into());
     }
-    if first.try_get::<i64, _>("by_token")? == 0 {
-        return another("there is no unique index on (name, token)".into());
-    }
     Ok(if first.try_get("allowed")? {
-        if first.try_get("has_line")? {
+        if first.try_get("whole")? {
             Found::Ours
         } else {
-            Found::NoLine
+            Found::Part
         }
     } else {
         Found::Forbidden
@@ -171,7 +168,7 @@ async fn may_create(server: &Server, statements: &Statements, open: &mut Open) -
         return Err(Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "{} may not make the table {} in the schema {schema} of {}; have its owner run: {}; {}",
+                "{} may not make the table {} and what belongs to it in the schema {schema} of {}; have its owner run: {}; {}",
                 words.user,
                 words.table,
                 words.database,

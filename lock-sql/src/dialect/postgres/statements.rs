@@ -4,14 +4,12 @@
 //! start of a statement that then waits for a row. Expiries are `timestamptz`, an instant and no local
 //! time; the session's zone only decides how it is shown, and nothing here shows it.
 //!
-//! *A denied try* must cost no write, so the statement looks first and inserts only what may win; the
-//! condition of `ON CONFLICT` still decides, on the newest row. Two tries at once may so both be
-//! answered by a row that was free: [`SqlPersistence`](crate::SqlPersistence) repeats them.
+//! *The try and the release* are [functions](super::function) in the database.
 //!
 //! *The row.* No column is ever NULL. An empty `nonce` means that nobody holds it; `expires` then says since
 //! when. The row with the empty name, which no lock can have, keeps the least token for names that
-//! were swept. Only a grant and a revocation change the token, and with it the key `(name, token)`: a
-//! fenced transaction that shares this key keeps takeovers out, and no renewal.
+//! were swept. Only a grant and a revocation change the token, and both lock the row `FOR UPDATE` before: a
+//! fenced transaction that holds it `FOR KEY SHARE` keeps takeovers out, and no renewal.
 //!
 //! *The line of waiters* is a second table, unlogged: nothing in it is worth a flush, and a crash may empty it.
 //! A denied try of a claim that may wait enters it. Whoever frees a name takes the first out of the line, names
@@ -22,6 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::function::Function;
 use crate::config::TableName;
 
 /// Each column with its type as `format_type` tells it, in order. `prepare` compares them with what
@@ -56,6 +55,8 @@ fn ahead(millis: &str) -> String {
 
 #[derive(Debug)]
 pub(super) struct Statements {
+    /// What a user must be allowed to execute, for `GRANT`.
+    pub(super) functions: String,
     pub(super) create: String,
     pub(super) shape: Arc<str>,
     pub(super) try_acquire: Arc<str>,
@@ -111,13 +112,6 @@ impl Statements {
                    || encode(l.waiter, 'hex'))) FROM freed f, line l)"
             )
         };
-        let release = format!(
-            "WITH {}, freed AS (UPDATE {t} SET {freed} \
-               WHERE name = $1::text AND nonce = $2::bytea AND token = $3::bigint RETURNING name, heir), {} \
-             SELECT name, (SELECT count FROM told) FROM freed",
-            line(""),
-            hand_on("")
-        );
         let withdraw = format!(
             "WITH {}, freed AS (UPDATE {t} SET {freed} WHERE name = $1::text \
                AND (nonce = $2::bytea OR nonce = ''::bytea AND heir = $2::bytea) RETURNING name, heir), {}, \
@@ -126,14 +120,18 @@ impl Statements {
             line("AND waiter <> $2::bytea"),
             hand_on("AND w.waiter <> $2::bytea")
         );
+        let attempt = Function::attempt(table, &w, MICROS, &off);
+        let end = Function::release(table, &w);
         let held = "nonce <> ''::bytea AND expires > clock_timestamp()";
         Self {
+            functions: format!("{}, {}", attempt.signature, end.signature),
             // Renewals rewrite a row again and again and touch no index: with room on the page they stay on it.
             create: format!(
-                "CREATE TABLE IF NOT EXISTS {t} ({columns}, UNIQUE (name, token)) WITH (fillfactor = 50); \
+                "CREATE TABLE IF NOT EXISTS {t} ({columns}) WITH (fillfactor = 50); \
                  CREATE UNLOGGED TABLE IF NOT EXISTS {w} (name text COLLATE \"C\" NOT NULL, waiter bytea NOT NULL, \
                  channel text NOT NULL, since timestamp with time zone NOT NULL, until timestamp with time zone NOT NULL, \
-                 PRIMARY KEY (name, waiter))"
+                 PRIMARY KEY (name, waiter)); {}; {}",
+                attempt.create, end.create
             ),
             shape: format!(
                 "SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS required, \
@@ -141,49 +139,25 @@ impl Statements {
                  (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid \
                    AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 1 \
                    AND i.indkey[0] = (SELECT attnum FROM pg_attribute WHERE attrelid = c.oid AND attname = 'name')) AS by_name, \
-                 (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid \
-                   AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = 2 AND (SELECT attnum FROM pg_attribute \
-                     WHERE attrelid = c.oid AND attname = 'token') = ANY (i.indkey::int2[])) AS by_token, \
                  has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') \
                    AND has_table_privilege(c.oid, 'UPDATE') \
                    AND coalesce(has_table_privilege(to_regclass('{w}'), 'SELECT') AND has_table_privilege(to_regclass('{w}'), 'INSERT') \
-                   AND has_table_privilege(to_regclass('{w}'), 'UPDATE') AND has_table_privilege(to_regclass('{w}'), 'DELETE'), true) AS allowed, \
-                 to_regclass('{w}') IS NOT NULL AS has_line \
+                   AND has_table_privilege(to_regclass('{w}'), 'UPDATE') AND has_table_privilege(to_regclass('{w}'), 'DELETE'), true) \
+                   AND coalesce(has_function_privilege(to_regprocedure('{0}'), 'EXECUTE') \
+                   AND has_function_privilege(to_regprocedure('{1}'), 'EXECUTE'), true) AS allowed, \
+                 to_regclass('{w}') IS NOT NULL AND to_regprocedure('{0}') IS NOT NULL AND to_regprocedure('{1}') IS NOT NULL AS whole \
                  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
                  LEFT JOIN pg_collation o ON o.oid = a.attcollation AND a.attname = 'name' \
-                 WHERE c.oid = to_regclass('{t}')"
+                 WHERE c.oid = to_regclass('{t}')",
+                attempt.signature, end.signature
             )
             .into(),
             try_acquire: format!(
-                "WITH seen AS (SELECT * FROM {t} WHERE name = $1::text), \
-                 taken AS (INSERT INTO {t} AS l (name, owner, nonce, token, expires, ttl, metadata, version, request, note, heir) \
-                   SELECT $1::text, $2::text, $3::bytea, new.token, {expires}, $4::bigint, $5::text, new.token, '', '', ''::bytea \
-                   FROM (SELECT greatest({MICROS}, $6::bigint, 1 + (SELECT token FROM seen), \
-                     1 + (SELECT token FROM {t} WHERE name = '')) AS token) AS new \
-                   WHERE NOT EXISTS (SELECT FROM seen WHERE CASE \
-                     WHEN nonce = ''::bytea THEN heir NOT IN (''::bytea, $3::bytea) AND expires + {off} > clock_timestamp() \
-                     WHEN expires > clock_timestamp() THEN nonce <> $3::bytea ELSE $7::bigint NOT IN (0, version) END) \
-                   ON CONFLICT (name) DO UPDATE SET \
-                   token = CASE WHEN l.nonce = $3::bytea AND l.expires > clock_timestamp() \
-                     THEN greatest(l.token, $6::bigint) ELSE greatest(l.token + 1, excluded.token, {MICROS}) END, \
-                   request = CASE WHEN l.nonce = $3::bytea AND l.expires > clock_timestamp() THEN l.request ELSE '' END, \
-                   version = greatest(l.version + 1, excluded.version), owner = excluded.owner, \
-                   nonce = excluded.nonce, expires = {expires}, ttl = excluded.ttl, \
-                   metadata = excluded.metadata, note = '', heir = ''::bytea \
-                   WHERE CASE WHEN l.nonce = ''::bytea \
-                     THEN l.heir IN (''::bytea, $3::bytea) OR l.expires + {off} <= clock_timestamp() \
-                     WHEN l.expires <= clock_timestamp() THEN $7::bigint IN (0, l.version) \
-                     ELSE l.nonce = $3::bytea END \
-                   RETURNING l.token), \
-                 waits AS (INSERT INTO {w} (name, waiter, channel, since, until) \
-                   SELECT $1::text, $3::bytea, $8::text, clock_timestamp(), {expires} \
-                   WHERE $8::text <> '' AND NOT EXISTS (SELECT FROM taken) \
-                   ON CONFLICT (name, waiter) DO UPDATE SET channel = excluded.channel, until = excluded.until), \
-                 leaves AS (DELETE FROM {w} WHERE name = $1::text AND waiter = $3::bytea AND EXISTS (SELECT FROM taken)) \
-                 SELECT (SELECT token FROM taken) AS granted, {look}, {kept} \
-                 FROM (SELECT 1) AS one LEFT JOIN seen ON true",
-                expires = ahead("$4::bigint"),
-                kept = kept("$3"),
+                "SELECT granted, {look}, {} FROM {}($1::text, $2::text, $3::bytea, $4::bigint, $5::text, $6::bigint, \
+                 $7::bigint, $8::text) \
+                 AS seen (granted, name, owner, nonce, token, ttl, metadata, version, note, heir, expires)",
+                kept("$3"),
+                attempt.name
             )
             .into(),
             // Three looks tell the outcomes apart: what is alive in the snapshot, what could be locked, and
@@ -204,7 +178,11 @@ impl Statements {
                 expires = ahead("k.ttl"),
             )
             .into(),
-            release: release.into(),
+            release: format!(
+                "SELECT {}($1::text, $2::bytea, $3::bigint) AS released",
+                end.name
+            )
+            .into(),
             withdraw: withdraw.into(),
             enlist: format!(
                 "INSERT INTO {w} (name, waiter, channel, since, until) \
@@ -228,8 +206,9 @@ impl Statements {
             )
             .into(),
             revoke: format!(
-                "WITH {}, freed AS (UPDATE {t} SET token = greatest(token + 1, {MICROS}), {freed}, note = $2::text \
-                   WHERE name = $1::text AND {held} RETURNING name, token, heir), {} \
+                "WITH {}, kept_out AS MATERIALIZED (SELECT name FROM {t} WHERE name = $1::text AND {held} FOR UPDATE), \
+                 freed AS (UPDATE {t} l SET token = greatest(l.token + 1, {MICROS}), {freed}, note = $2::text FROM kept_out k \
+                   WHERE l.name = k.name RETURNING l.name, l.token, l.heir), {} \
                  SELECT token, (SELECT count FROM told) FROM freed",
                 line(""),
                 hand_on("")

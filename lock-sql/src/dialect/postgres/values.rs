@@ -12,6 +12,8 @@ use sqlx::postgres::PgArguments;
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Text(String),
+    /// NULL when there is none.
+    Channel(Option<String>),
     Bytes(Vec<u8>),
     Integer(i64),
     Texts(Vec<String>),
@@ -28,6 +30,7 @@ pub(super) fn bind(values: &[Value]) -> PgArguments {
     for value in values {
         let added = match value.clone() {
             Value::Text(v) => arguments.add(v),
+            Value::Channel(v) => arguments.add(v),
             Value::Bytes(v) => arguments.add(v),
             Value::Integer(v) => arguments.add(v),
             Value::Texts(v) => arguments.add(v),
@@ -70,7 +73,8 @@ pub(super) fn render(sql: &str, values: &[Value]) -> String {
 
 fn literal(out: &mut String, value: &Value) {
     match value {
-        Value::Text(v) => quoted(out, v),
+        Value::Text(v) | Value::Channel(Some(v)) => quoted(out, v),
+        Value::Channel(None) => out.push_str(" NULL"),
         Value::Bytes(v) => hex(out, v),
         Value::Integer(v) => number(out, *v),
         Value::Texts(v) => list(out, v, "text", |out, v| quoted(out, v)),

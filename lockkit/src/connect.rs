@@ -72,12 +72,13 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 6] = [
+const SCHEMES: [(&str, Option<&str>); 7] = [
     ("memory", None),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
     ("postgres", Some("postgres")),
     ("postgresql", Some("postgres")),
+    ("redis", Some("redis")),
     ("sqlite", Some("sqlite")),
 ];
 
@@ -93,6 +94,11 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
         Some("postgres" | "postgresql") => {
             let config = lock_sql::PostgresConfig::from_url(url)?;
             Ok(Arc::new(lock_sql::SqlPersistence::postgres(&config)?))
+        }
+        #[cfg(feature = "redis")]
+        Some("redis") => {
+            let config = lock_redis::RedisConfig::from_url(url)?;
+            Ok(Arc::new(lock_redis::RedisPersistence::new(&config)?))
         }
         #[cfg(feature = "sqlite")]
         Some("sqlite") => {
@@ -156,6 +162,7 @@ mod tests {
             "mariadb://me:hunter2@host:hunter2/db",
             "postgres:hunter2",
             "postgresql://me:hunter2@host:hunter2/db",
+            "redis://me:hunter2@host:hunter2/0",
         ] {
             let error = store(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
@@ -164,7 +171,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, redis:, sqlite:"
             ),
             "{error}"
         );

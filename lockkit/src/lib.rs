@@ -20,6 +20,7 @@
 //! |---|---|---|
 //! | (always) | `memory:` | this process: the single-node mode |
 //! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
+//! | `redis` | `redis://USER:PASSWORD@HOST/DATABASE` | a Redis or Valkey server |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 //! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 
@@ -27,6 +28,8 @@ mod connect;
 
 pub use connect::{ConnectOptions, connect};
 pub use lock_core::*;
+#[cfg(feature = "redis")]
+pub use lock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;
 

@@ -1,0 +1,116 @@
+//! From what the server and its driver say to our errors.
+
+use lock_core::{Error, ErrorKind};
+use redis::{RedisError, ServerErrorKind};
+
+/// The code that a server's answer begins with; `None` when no answer came.
+fn answer(error: &RedisError) -> Option<&str> {
+    match error.kind() {
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => error.code(),
+        _ => None,
+    }
+}
+
+/// Whether the connection is of no use after this: it broke, or it leads to a server that cannot write (any more).
+pub(crate) fn ends_connection(error: &RedisError) -> bool {
+    answer(error)
+        .is_none_or(|code| matches!(code, "READONLY" | "MASTERDOWN" | "NOAUTH" | "UNBLOCKED"))
+}
+
+/// Whether the server does not know the script yet.
+pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+const FOREIGN: &str =
+    "another program keeps something else under a key of this name; give this store another prefix";
+
+/// An error of the driver. `place` is host and port.
+pub(crate) fn map(place: &str, error: RedisError) -> Error {
+    let detail = error.detail().unwrap_or_default().to_owned();
+    let new = |kind, text: String| Error::new(kind, text);
+    let mapped = match answer(&error) {
+        Some("WRONGTYPE") => new(ErrorKind::Conflict, FOREIGN.to_owned()),
+        Some("NOPERM") => new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "{place} refuses: {detail}; grant the user ~PREFIX* &lockkit:* +@scripting +@read +@write +@pubsub +@connection"
+            ),
+        ),
+        Some("NOAUTH" | "WRONGPASS") => denied(place),
+        Some("READONLY") => new(
+            ErrorKind::Unavailable,
+            format!("{place} is a replica and takes no writes; name the master"),
+        )
+        .with_indeterminate(false),
+        Some(
+            code @ ("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "MISCONF"
+            | "NOREPLICAS" | "OOM"),
+        ) => new(
+            ErrorKind::Unavailable,
+            format!("{place} cannot serve now: {code} {detail}"),
+        ),
+        // A command that a script calls answers so from within it.
+        Some(_) if detail.contains("WRONGTYPE") => new(ErrorKind::Conflict, FOREIGN.to_owned()),
+        Some(_) if detail.contains("can't write against a read only replica") => new(
+            ErrorKind::Unavailable,
+            format!("{place} is a replica and takes no writes; name the master"),
+        ),
+        Some(_) if detail.contains("ACL") || detail.contains("No permission") => new(
+            ErrorKind::PermissionDenied,
+            format!("{place} refuses: {detail}"),
+        ),
+        Some(_) if detail.contains("OOM") || detail.contains("maxmemory") => new(
+            ErrorKind::Unavailable,
+            format!("{place} cannot serve now: {detail}"),
+        ),
+        Some(code) => new(
+            ErrorKind::Backend,
+            format!("{place} answered {code} {detail}"),
+        ),
+        None => broken(place, &error),
+    };
+    mapped.with_source(error)
+}
+
+fn denied(place: &str) -> Error {
+    Error::new(
+        ErrorKind::PermissionDenied,
+        format!("{place} does not take this user and password"),
+    )
+    .with_indeterminate(false)
+}
+
+/// No answer came.
+fn broken(place: &str, error: &RedisError) -> Error {
+    match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => denied(place),
+        redis::ErrorKind::InvalidClientConfig => Error::new(
+            ErrorKind::InvalidConfig,
+            format!("the settings for {place} cannot be used"),
+        ),
+        redis::ErrorKind::Parse | redis::ErrorKind::UnexpectedReturnType => Error::new(
+            ErrorKind::Backend,
+            format!("{place} answers something that is not Redis"),
+        ),
+        _ if error.is_connection_refusal() => Error::new(
+            ErrorKind::Unavailable,
+            format!("nothing listens at {place}; start the server, or mend host and port"),
+        )
+        .with_indeterminate(false),
+        _ => Error::new(
+            ErrorKind::Unavailable,
+            format!("the connection to {place} broke"),
+        ),
+    }
+}
+
+/// What a script has answered that it never answers: the keys hold what this version did not write.
+pub(crate) fn unexpected(what: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "the keys of this name hold what is no lease ({what}); give this store another prefix"
+        ),
+    )
+}

@@ -1,0 +1,74 @@
+-- Keys of one name: the lease, its mark (what outlives it), the line of waiters (a sorted set by arrival) and
+-- what is known of each waiter ("until channel"). Times are microseconds of the server's clock; what is held in
+-- numbers stays below 2^53, and is written by `text`, since Lua would write 1.79e+15.
+local lease, mark, line, waiters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+
+local function text(number) return string.format('%.0f', number) end
+
+-- Takes one waiter out of the line.
+local function leave(nonce)
+  redis.call('ZREM', line, nonce)
+  redis.call('HDEL', waiters, nonce)
+end
+
+-- Puts a waiter in the line, or keeps it there. An empty channel means that it may not wait.
+local function join(nonce, channel, ttl)
+  if channel == '' then return end
+  redis.call('ZADD', line, 'NX', text(now), nonce)
+  redis.call('HSET', waiters, nonce, text(now + ttl * 1000) .. ' ' .. channel)
+  -- The longest wait of anybody in line decides; both keys go with the last of them.
+  local lives = text(math.max(redis.call('PTTL', line), tonumber(ttl)))
+  redis.call('PEXPIRE', line, lives)
+  redis.call('PEXPIRE', waiters, lives)
+end
+
+-- Keeps the name for the first in line and tells it, and tells the second when to look.
+local function hand_on(hand_off)
+  local heir = ''
+  local told = 'heir '
+  local place = 0
+  while told ~= '' do
+    local nonce = redis.call('ZRANGE', line, place, place)[1]
+    if not nonce then break end
+    local known = redis.call('HGET', waiters, nonce)
+    local stays, channel = string.match(known or '', '^(%d+) (.*)$')
+    if not stays or tonumber(stays) <= now then
+      leave(nonce)
+    else
+      redis.call('PUBLISH', channel, told .. nonce)
+      if told == 'heir ' then
+        heir, told = nonce, 'next '
+        leave(nonce)
+      else
+        told = ''
+      end
+    end
+  end
+  redis.call('HSET', mark, 'heir', heir, 'kept', text(heir == '' and 0 or now + hand_off))
+end
+
+-- The mark lives long after the lease; with it goes the counter, and then the clock is the least token.
+local function remember(horizon, ...)
+  redis.call('HSET', mark, ...)
+  redis.call('PEXPIRE', mark, horizon)
+end
+
+-- owner, token, microseconds left, ttl, version, metadata: what is seen of a lease.
+local function seen(held)
+  local left = redis.call('PTTL', lease)
+  if left < 0 then
+    -- Somebody took its expiry away by hand: a lease always ends.
+    left = tonumber(held.ttl) or 1000
+    redis.call('PEXPIRE', lease, left)
+  end
+  -- A whole millisecond has begun.
+  return held.owner or '', held.token or '', text((left + 1) * 1000), held.ttl or '0', held.version or '0', held.metadata or ''
+end
+
+local function read(key)
+  local got, fields = {}, redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do got[fields[i]] = fields[i + 1] end
+  return got
+end

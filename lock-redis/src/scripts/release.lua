@@ -1,0 +1,8 @@
+-- nonce, token, hand-off us, horizon ms.
+local nonce, token, hand_off, horizon = unpack(ARGV)
+local held = redis.call('HMGET', lease, 'nonce', 'token')
+if held[1] ~= nonce or held[2] ~= token then return 0 end
+redis.call('DEL', lease)
+remember(horizon, 'token', token, 'note', '', 'used', text(now))
+hand_on(hand_off)
+return 1

@@ -23,7 +23,7 @@ struct Args {
     #[arg(long, default_value = "sqlite")]
     store: String,
 
-    /// What goes wrong; may be given several times; each by default
+    /// What goes wrong; may be given several times; by default each that the store can show
     #[arg(long = "scenario", value_parser = scenario)]
     scenarios: Vec<Scenario>,
 
@@ -93,11 +93,11 @@ fn main() -> ExitCode {
 /// Whether all was as it should be.
 fn act(args: &Args) -> Result<bool, Stop> {
     if args.list {
-        let (scenarios, faults) = (Scenario::ALL.iter(), mutants::LIST.iter());
         let names: Vec<&str> = if args.mutants {
-            faults.map(|mutant| mutant.name).collect()
+            mutants::LIST.iter().map(|mutant| mutant.name).collect()
         } else {
-            scenarios.map(|scenario| scenario.name()).collect()
+            let all = scenarios(args);
+            all.into_iter().map(Scenario::name).collect()
         };
         println!("{}", names.join("\n"));
         return Ok(true);
@@ -106,18 +106,23 @@ fn act(args: &Args) -> Result<bool, Stop> {
     if args.mutants {
         return try_mutants(args, seed);
     }
-    let scenarios = if args.scenarios.is_empty() {
-        &Scenario::ALL
-    } else {
-        args.scenarios.as_slice()
-    };
     let mut well = true;
-    for scenario in scenarios {
-        let report = play(args, *scenario, seed, args.mutant.clone())?;
+    for scenario in scenarios(args) {
+        let report = play(args, scenario, seed, args.mutant.clone())?;
         print!("{report}");
         well &= report.violations().next().is_none();
     }
     Ok(well)
+}
+
+/// Those that were asked for, or all that the store can show.
+fn scenarios(args: &Args) -> Vec<Scenario> {
+    if !args.scenarios.is_empty() {
+        return args.scenarios.clone();
+    }
+    let server = store::has_server(&args.store);
+    let all = Scenario::ALL.into_iter();
+    all.filter(|one| server || !one.needs_server()).collect()
 }
 
 /// Seeds with which a fault is tried until it shows.
@@ -176,7 +181,7 @@ fn play(
     let plan = Plan::new(scenario, seed, length, ttl)?
         .with_candidates(args.candidates)
         .with_mutant(mutant);
-    let place = store::Place::named(&args.store)?;
+    let place = store::Place::named(&args.store, scenario)?;
     let stage = place.stage(Launch::this_program([])?);
     let Some(out) = &args.out else {
         let folder = tempfile::tempdir().map_err(Stop::failed)?;
@@ -187,10 +192,7 @@ fn play(
     std::fs::create_dir_all(out).map_err(Stop::failed)?;
     std::fs::create_dir(&folder)
         .map_err(|error| Stop::failed(format!("cannot make {}: {error}", folder.display())))?;
-    let report = run(&stage, &plan, &folder)?;
-    let text = serde_json::to_string_pretty(&report).map_err(Stop::failed)?;
-    std::fs::write(folder.join("report.json"), text).map_err(Stop::failed)?;
-    Ok(report)
+    run(&stage, &plan, &folder)
 }
 
 fn new_seed() -> u64 {

@@ -148,6 +148,13 @@ pub(crate) const LIST: &[Mutant] = &[
         Plant::Store(Lie::ReleaseFreesAnybody),
     ),
     mutant(
+        "renews-what-is-gone",
+        "a renewal does not test who owns the entry",
+        Scenario::Revoked,
+        "I1 exclusion",
+        Plant::Store(Lie::RenewsWhatIsGone),
+    ),
+    mutant(
         "client-clock",
         "a contender decides by its own impatience that a lease has expired",
         Scenario::KillLeader,

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use conformance_tests::Stop;
-use conformance_tests::chaos::{Launch, Opening, Site, Stage};
-use conformance_tests::servers::{Kind, Server};
+use conformance_tests::chaos::{Launch, Opening, Scenario, Site, Stage};
+use conformance_tests::servers::{Kind, Server, SteppedClock};
 use lockkit::ConnectOptions;
 
 /// A client of the store that this URL names. Nothing is prepared.
@@ -13,6 +13,11 @@ pub(crate) fn open(url: String) -> Opening {
         let options = ConnectOptions::new().with_prepare(false);
         Ok(options.persistence(&url).await?)
     })
+}
+
+/// Whether a store by this name has a server that is started for the run.
+pub(crate) fn has_server(store: &str) -> bool {
+    Kind::ALL.iter().any(|kind| kind.name() == store)
 }
 
 /// A store for one run.
@@ -25,7 +30,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn named(store: &str) -> Result<Self, Stop> {
+    pub(crate) fn named(store: &str, scenario: Scenario) -> Result<Self, Stop> {
         if let Some((scheme, _)) = store.split_once(':') {
             if scheme == "memory" {
                 let why =
@@ -55,16 +60,26 @@ impl Place {
                 "--store {store:?} is neither a URL nor one of sqlite, {names}"
             )));
         };
-        let server = Server::builder(kind).start().map_err(|error| {
+        let mut builder = Server::builder(kind);
+        let clock = scenario.steps_the_store().then(SteppedClock::new);
+        let clock = clock.transpose().map_err(Stop::failed)?;
+        if let Some(clock) = &clock {
+            builder = builder.with_clock(clock.clone());
+        }
+        let server = builder.start_program().map_err(|error| {
             if error.is_missing() {
                 Stop::not_applicable(error.to_string())
             } else {
                 Stop::failed(error)
             }
         })?;
+        let mut site = Site::server(server);
+        if let Some(clock) = clock {
+            site = site.with_clock(clock);
+        }
         Ok(Self {
             name: store.to_owned(),
-            site: Site::server(server),
+            site,
             _folder: None,
         })
     }

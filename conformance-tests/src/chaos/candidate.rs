@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use lock_core::wrap::{Fault, Faults, Faulty, Times};
-use lock_core::{LockName, LockPersistence, Operation, Owner, Timing};
+use lock_core::{Error, ErrorKind, LockName, LockPersistence, Operation, Owner, Timing};
 use serde::{Deserialize, Serialize};
 
 use super::gate::Pen;
@@ -60,6 +60,14 @@ pub(super) enum Link {
     Heal,
     /// Calls never reach the store and never return.
     DropRequests,
+    /// Calls take effect, and never return.
+    DropAnswers,
+    /// Calls take effect, and fail.
+    FailAfter,
+    /// Calls fail before they reach the store.
+    Refuse,
+    /// Calls reach the store this many milliseconds later.
+    Slow(u64),
     /// Answers come this many milliseconds later.
     SlowAnswers(u64),
 }
@@ -67,9 +75,14 @@ pub(super) enum Link {
 impl Link {
     fn apply(self, faults: &Faults) {
         faults.heal();
+        let down = || Error::new(ErrorKind::Unavailable, "the link is cut").with_retryable(true);
         let fault = match self {
             Self::Heal => return,
             Self::DropRequests => Fault::HangBefore,
+            Self::DropAnswers => Fault::HangAfter,
+            Self::FailAfter => Fault::FailAfter(down()),
+            Self::Refuse => Fault::FailBefore(down()),
+            Self::Slow(ms) => Fault::DelayBefore(Duration::from_millis(ms)),
             Self::SlowAnswers(ms) => Fault::DelayAfter(Duration::from_millis(ms)),
         };
         for operation in [

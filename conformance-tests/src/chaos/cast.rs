@@ -4,16 +4,21 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, pidfd_send_signal,
+};
 
 use super::candidate::{Link, Order, Word, diary_of};
 use super::record::{Fact, Record, now, read};
-use super::scenario::Kind;
+use super::schedule::Kind;
 use super::{Launch, Site};
 use crate::harness::{Answer, Stop};
-use crate::servers::{Direction, Flow, Proxy};
+use crate::servers::{Direction, Flow, Proxy, SteppedClock};
 
 /// One candidate over all its lives.
 #[derive(Debug)]
@@ -23,6 +28,10 @@ pub(super) struct Actor {
     locator: String,
     proxy: Option<Proxy>,
     process: Option<(Child, ChildStdin)>,
+    /// The wall clock of its processes, where it is not the machine's.
+    clock: Option<SteppedClock>,
+    /// How far that is ahead, in milliseconds.
+    ahead: i64,
     /// What its link suffers now, the latest last.
     ails: Vec<Kind>,
     /// What the engine knows better than the candidate.
@@ -39,7 +48,7 @@ pub(super) struct Setting {
 }
 
 impl Actor {
-    pub(super) fn new(who: u32, site: &Site) -> Answer<Self> {
+    pub(super) fn new(who: u32, site: &Site, clock: Option<SteppedClock>) -> Answer<Self> {
         let (locator, proxy) = site.way()?;
         Ok(Self {
             who,
@@ -47,6 +56,8 @@ impl Actor {
             locator,
             proxy,
             process: None,
+            clock,
+            ahead: 0,
             ails: Vec::new(),
             known: Vec::new(),
         })
@@ -64,8 +75,10 @@ impl Actor {
         };
         let (name, value) = order.variable()?;
         let errors = File::create(self.errors(&setting.folder)).map_err(Stop::failed)?;
+        let clock = self.clock.iter().flat_map(SteppedClock::variables);
         let mut child = Command::new(&setting.launch.program)
             .args(&setting.launch.words)
+            .envs(clock)
             .env(name, value)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -99,11 +112,14 @@ impl Actor {
         Ok(())
     }
 
-    fn signal(&self, signal: Signal) -> Answer<()> {
+    fn pid(&self) -> Answer<Pid> {
         let pid = self.process.as_ref().map(|(child, _)| child.id());
         let pid = pid.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let pid = pid.ok_or_else(|| Stop::failed("the candidate does not run"))?;
-        kill_process(pid, signal).map_err(Stop::failed)
+        pid.ok_or_else(|| Stop::failed("the candidate does not run"))
+    }
+
+    fn signal(&self, signal: Signal) -> Answer<()> {
+        kill_process(self.pid()?, signal).map_err(Stop::failed)
     }
 
     pub(super) fn pause(&self) -> Answer<()> {
@@ -117,8 +133,9 @@ impl Actor {
     pub(super) fn kill(&mut self) -> Answer<()> {
         if let Some((mut child, _)) = self.process.take() {
             child.kill().map_err(Stop::failed)?;
-            child.wait().map_err(Stop::failed)?;
+            // From here on it does nothing of its own, also where its end takes longer (in the midst of a write).
             self.know(Fact::Killed);
+            child.wait().map_err(Stop::failed)?;
         }
         Ok(())
     }
@@ -190,21 +207,86 @@ impl Actor {
         let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
         let Some(proxy) = &self.proxy else {
             let link = match self.ails.last() {
-                Some(Kind::Partition | Kind::Pause) => Link::DropRequests,
+                Some(Kind::Slow(by)) => Link::Slow(ms(*by * 2)),
                 Some(Kind::SlowAnswers(by)) => Link::SlowAnswers(ms(*by)),
-                Some(Kind::Restart | Kind::Kill) | None => Link::Heal,
+                Some(Kind::LoseAnswers) => Link::DropAnswers,
+                Some(Kind::Cut { .. }) => Link::FailAfter,
+                Some(Kind::Refuse) => Link::Refuse,
+                Some(_) => Link::DropRequests,
+                None => Link::Heal,
             };
             return self.tell(Word::Link(link));
         };
         proxy.heal();
         match self.ails.last() {
-            Some(Kind::Partition) => proxy.black_hole(),
-            Some(Kind::SlowAnswers(by)) => proxy.set_delay(Direction::ToClient, *by),
-            Some(Kind::Pause | Kind::Restart | Kind::Kill) | None => {
-                proxy.set_flow(Direction::ToServer, Flow::Pass);
+            Some(Kind::Slow(by)) => {
+                proxy.set_delay(Direction::ToServer, *by);
+                proxy.set_delay(Direction::ToClient, *by);
             }
+            Some(Kind::SlowAnswers(by)) => proxy.set_delay(Direction::ToClient, *by),
+            Some(Kind::LoseAnswers) => proxy.set_flow(Direction::ToClient, Flow::Swallow),
+            Some(Kind::LoseRequests) => proxy.set_flow(Direction::ToServer, Flow::Swallow),
+            Some(Kind::Cut { reset: true }) => proxy.reset(),
+            Some(Kind::Cut { reset: false }) => proxy.cut(),
+            Some(Kind::Refuse) => {
+                proxy.refuse(true);
+                proxy.cut();
+            }
+            Some(_) => proxy.black_hole(),
+            None => {}
         }
         Ok(())
+    }
+
+    /// Takes its means to open anything, and the connections it has; or gives the means back.
+    pub(super) fn limit_descriptors(&self, limit: bool) -> Answer<()> {
+        let pid = self.pid()?;
+        let open = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_pid()));
+        let open = open.map_err(Stop::failed)?.count() as u64;
+        let most = rustix::process::getrlimit(Resource::Nofile);
+        let current = if limit {
+            Some(open.min(4))
+        } else {
+            most.current
+        };
+        let maximum = most.maximum;
+        rustix::process::prlimit(Some(pid), Resource::Nofile, Rlimit { current, maximum })
+            .map_err(Stop::failed)?;
+        if let Some(proxy) = self.proxy.as_ref().filter(|_| limit) {
+            proxy.cut();
+        }
+        Ok(())
+    }
+
+    /// Lets it run for 10 of 100 ms until what is given back is dropped.
+    pub(super) fn starve(&self) -> Answer<Quota> {
+        // Not its number, which another process may get.
+        let process = pidfd_open(self.pid()?, PidfdFlags::empty()).map_err(Stop::failed)?;
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let over = Arc::clone(&over);
+            move || {
+                while !over.load(Ordering::SeqCst) {
+                    // One that is gone is found by who looks after it.
+                    let _gone = pidfd_send_signal(&process, Signal::STOP);
+                    std::thread::sleep(Duration::from_millis(90));
+                    let _gone = pidfd_send_signal(&process, Signal::CONT);
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+        });
+        Ok(Quota {
+            over,
+            thread: Some(thread),
+        })
+    }
+
+    /// Steps its wall clock, for all its lives.
+    pub(super) fn step(&mut self, by: i64) -> Answer<()> {
+        let clock = self.clock.as_ref();
+        let clock = clock.ok_or_else(|| Stop::failed("the candidate has no clock of its own"))?;
+        self.ahead += by;
+        clock.set_millis(self.ahead).map_err(Stop::failed)
     }
 
     /// Connections that are still open through its proxy.
@@ -225,5 +307,20 @@ impl Actor {
             }
         }
         Ok(all)
+    }
+}
+
+/// A candidate that gets little of the processor; it runs on when this is dropped.
+#[derive(Debug)]
+pub(super) struct Quota {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        // It ends with the process going on; it does nothing that panics.
+        let _ended = self.thread.take().map(JoinHandle::join);
     }
 }

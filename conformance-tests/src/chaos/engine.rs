@@ -1,5 +1,6 @@
 //! Runs one scenario: starts the candidates, lets happen what the schedule says, and gathers what they wrote.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +8,16 @@ use std::time::{Duration, Instant};
 use lock_core::{Attempt, Claim, LeaseState, LockName, LockPersistence, Nonce, Owner, Release};
 
 use super::candidate::{NAME, gate_of, watch_for_stalls};
-use super::cast::{Actor, Setting};
+use super::cast::{Actor, Quota, Setting};
 use super::gate::Gate;
 use super::judge::SLACK;
 use super::record::{Diary, Fact, Nanos, Record, now, read};
-use super::scenario::{Fault, Kind, Target, schedule};
+use super::scenario::Scenario;
+use super::schedule::{Fault, Kind, Target, schedule};
 use super::{Plan, Stage};
 use crate::harness::{Answer, Stop};
+use crate::servers::SteppedClock;
+use tokio::runtime::Runtime;
 
 /// The engine among the candidates of the records.
 pub(super) const ENGINE: u32 = u32::MAX;
@@ -39,6 +43,8 @@ pub(super) struct Evidence {
     pub(super) left: Vec<String>,
     /// The name was held for a moment by a try that nobody waited for any more.
     pub(super) late_try: bool,
+    /// The last lease stood until its ttl was over: its release was sent, and not carried out in time.
+    pub(super) late_release: bool,
     /// Candidates that ended otherwise than they were told to.
     pub(super) broken: Vec<String>,
 }
@@ -49,6 +55,7 @@ struct Underway {
     window: usize,
     who: Vec<u32>,
     ends: Duration,
+    quota: Option<Quota>,
 }
 
 pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence> {
@@ -61,7 +68,7 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         .build()
         .map_err(Stop::failed)?;
     let store = runtime.block_on(async {
-        let store = (stage.open)(stage.site.locator()).await?;
+        let store = (stage.open)(stage.site.locator.clone()).await?;
         store.prepare().await?;
         Answer::Ok(store)
     })?;
@@ -72,9 +79,17 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         ttl: plan.timing.ttl(),
         mutant: plan.mutant.clone(),
     };
-    let actors = (1..=plan.candidates).map(|who| Actor::new(who, &stage.site));
+    let clocks = plan.scenario == Scenario::CandidateClocks
+        || plan.scenario == Scenario::Mixed && stage.site.own_server().is_some();
+    let actors = (1..=plan.candidates).map(|who| {
+        let clock = clocks.then(SteppedClock::new).transpose();
+        Actor::new(who, &stage.site, clock.map_err(Stop::failed)?)
+    });
     let mut play = Play {
         stage,
+        runtime: &runtime,
+        store: &*store,
+        ahead: 0,
         setting,
         gate,
         actors: actors.collect::<Answer<_>>()?,
@@ -95,8 +110,13 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         Fact::Granted { token, .. } => Some(token),
         _ => None,
     });
-    let known: Vec<u64> = granted.collect();
-    let look = runtime.block_on(play.look(&*store, &known))?;
+    let known: BTreeSet<u64> = granted.collect();
+    let sent = records.iter().filter_map(|record| match &record.fact {
+        Fact::Sent { op, tokens } if op == "release" => Some(tokens.iter().copied()),
+        _ => None,
+    });
+    let released: BTreeSet<u64> = sent.flatten().collect();
+    let look = runtime.block_on(play.look(&*store, &known, &released))?;
     Ok(Evidence {
         records,
         windows: play.windows,
@@ -104,12 +124,17 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         to,
         left: look.left,
         late_try: look.late_try,
+        late_release: look.late_release,
         broken: play.broken,
     })
 }
 
 struct Play<'a> {
     stage: &'a Stage,
+    runtime: &'a Runtime,
+    store: &'a dyn LockPersistence,
+    /// How far the clock of the store is ahead, in milliseconds.
+    ahead: i64,
     setting: Setting,
     gate: Gate,
     actors: Vec<Actor>,
@@ -122,15 +147,8 @@ impl Play<'_> {
         for actor in &mut self.actors {
             actor.start(&self.setting)?;
         }
-        let mut coming = schedule(
-            plan.scenario,
-            plan.seed,
-            plan.length,
-            plan.candidates,
-            &plan.timing,
-        )
-        .into_iter()
-        .peekable();
+        let faults = schedule(plan, self.stage.site.own_server().is_some());
+        let mut coming = faults.into_iter().peekable();
         let mut underway: Vec<Underway> = Vec::new();
         loop {
             let next_end = underway.iter().map(|one| one.ends).min();
@@ -145,7 +163,7 @@ impl Play<'_> {
             }
             if let Some(at) = underway.iter().position(|one| one.ends <= elapsed) {
                 let over = underway.remove(at);
-                self.finish(&over)?;
+                self.finish(over)?;
             } else if let Some(fault) = coming.next_if(|fault| fault.at <= elapsed) {
                 underway.extend(self.strike(fault)?);
             } else {
@@ -165,7 +183,7 @@ impl Play<'_> {
     /// Begins a fault; `None` when there is nobody to strike.
     fn strike(&mut self, fault: Fault) -> Answer<Option<Underway>> {
         let who = match fault.on {
-            Target::Candidate(at) => vec![at + 1],
+            Target::Candidate(one) => vec![one],
             Target::Leader => self.gate.last().into_iter().collect(),
             Target::Store => self.everybody(),
         };
@@ -176,6 +194,12 @@ impl Play<'_> {
                 _ => return Ok(None),
             },
         };
+        let taken = |window: &Window| {
+            window.on == on && window.to == Nanos::MAX && window.kind.is_of_process()
+        };
+        if fault.kind.is_of_process() && self.windows.iter().any(taken) {
+            return Ok(None);
+        }
         self.windows.push(Window {
             on,
             kind: fault.kind,
@@ -183,54 +207,85 @@ impl Play<'_> {
             to: Nanos::MAX,
         });
         let window = self.windows.len() - 1;
+        let mut quota = None;
         match (fault.kind, on) {
-            (Kind::Pause, None) => match self.stage.site.own_server() {
-                Some(server) => server.pause().map_err(Stop::failed)?,
-                None => self.ail(&who, fault.kind)?,
+            (Kind::Revoke, _) => {
+                let name = LockName::new(NAME)?;
+                // A store that is down cannot be told; whether it took effect is not known, and either is judged.
+                let revoked = self.runtime.block_on(self.store.revoke(&name, "chaos"));
+                match revoked {
+                    Err(error) if !error.is_retryable() => return Err(error.into()),
+                    _ => {}
+                }
+            }
+            (kind, Some(one)) => match kind {
+                Kind::Pause => self.actor(one).pause()?,
+                Kind::Kill => self.actor(one).kill()?,
+                Kind::Restart => self.actor(one).ask_to_stop()?,
+                Kind::Quota => quota = Some(self.actor(one).starve()?),
+                Kind::NoDescriptors => self.actor(one).limit_descriptors(true)?,
+                Kind::Step(by) => self.actor(one).step(by)?,
+                _ => self.ail(&who, kind)?,
             },
-            (Kind::Pause, Some(one)) => self.actor(one).pause()?,
-            (Kind::Kill, Some(one)) => self.actor(one).kill()?,
-            (Kind::Restart, Some(one)) => self.actor(one).ask_to_stop()?,
-            (Kind::Kill | Kind::Restart, None) => {
-                return Err(Stop::failed("a store cannot be restarted yet"));
-            }
-            (Kind::Partition | Kind::SlowAnswers(_), _) => {
-                self.ail(&who, fault.kind)?;
-            }
+            (kind, None) => match (kind, self.stage.site.own_server()) {
+                (Kind::Pause, Some(server)) => server.pause().map_err(Stop::failed)?,
+                (Kind::Kill, Some(server)) => server.kill().map_err(Stop::failed)?,
+                (Kind::Restart, Some(server)) => server.stop().map_err(Stop::failed)?,
+                (Kind::Step(by), _) => self.step_the_store(by)?,
+                (Kind::Kill | Kind::Restart, None) => return Err(Stop::failed("no server")),
+                _ => self.ail(&who, kind)?,
+            },
         }
         Ok(Some(Underway {
             fault,
             window,
             who,
             ends: fault.at + fault.lasts,
+            quota,
         }))
+    }
+
+    fn step_the_store(&mut self, by: i64) -> Answer<()> {
+        let clock = self.stage.site.clock.as_ref();
+        let clock = clock.ok_or_else(|| Stop::failed("the server has no clock of its own"))?;
+        self.ahead += by;
+        clock.set_millis(self.ahead).map_err(Stop::failed)
     }
 
     fn ail(&mut self, who: &[u32], kind: Kind) -> Answer<()> {
         who.iter().try_for_each(|one| self.actor(*one).ail(kind))
     }
 
-    fn finish(&mut self, over: &Underway) -> Answer<()> {
+    fn finish(&mut self, over: Underway) -> Answer<()> {
+        drop(over.quota);
         let on = self.windows[over.window].on;
         match (over.fault.kind, on) {
-            (Kind::Pause, None) if self.stage.site.own_server().is_some() => {
-                let server = self.stage.site.own_server();
-                server.map_or(Ok(()), |server| server.resume().map_err(Stop::failed))?;
-            }
-            (Kind::Pause, Some(one)) => self.actor(one).resume()?,
-            (Kind::Kill, Some(one)) => self.start(one)?,
-            (Kind::Restart, Some(one)) => {
-                self.join(one)?;
-                self.start(one)?;
-            }
-            _ => {
-                for one in &over.who {
-                    self.actor(*one).recover(over.fault.kind)?;
+            (Kind::Revoke | Kind::Step(_) | Kind::Quota, _) => {}
+            (kind, Some(one)) => match kind {
+                Kind::Pause => self.actor(one).resume()?,
+                Kind::Kill => self.start(one)?,
+                Kind::Restart => {
+                    self.join(one)?;
+                    self.start(one)?;
                 }
-            }
+                Kind::NoDescriptors => self.actor(one).limit_descriptors(false)?,
+                _ => self.recover(&over.who, kind)?,
+            },
+            (kind, None) => match (kind, self.stage.site.own_server()) {
+                (Kind::Pause, Some(server)) => server.resume().map_err(Stop::failed)?,
+                (Kind::Kill | Kind::Restart, Some(server)) => {
+                    server.restart().map_err(Stop::failed)?;
+                }
+                _ => self.recover(&over.who, kind)?,
+            },
         }
         self.windows[over.window].to = now();
         Ok(())
+    }
+
+    fn recover(&mut self, who: &[u32], kind: Kind) -> Answer<()> {
+        let mut all = who.iter();
+        all.try_for_each(|one| self.actor(*one).recover(kind))
     }
 
     fn start(&mut self, who: u32) -> Answer<()> {
@@ -241,7 +296,8 @@ impl Play<'_> {
     }
 
     fn join(&mut self, who: u32) -> Answer<()> {
-        let (patience, folder) = (self.setting.ttl * 2, self.setting.folder.clone());
+        let folder = self.setting.folder.clone();
+        let patience = self.setting.ttl * 2 + Duration::from_secs(10);
         if let Err(how) = self.actor(who).join(patience, &folder)? {
             self.broken.push(format!("candidate {who}: {how}"));
         }
@@ -275,13 +331,27 @@ impl Play<'_> {
     }
 
     /// What is left when all have ended.
-    async fn look(&self, store: &dyn LockPersistence, known: &[u64]) -> Answer<Look> {
+    async fn look(
+        &self,
+        store: &dyn LockPersistence,
+        known: &BTreeSet<u64>,
+        released: &BTreeSet<u64>,
+    ) -> Answer<Look> {
         let mut look = Look::default();
         let left = &mut look.left;
         let name = LockName::new(NAME)?;
-        let seen = store.observe(&name).await?;
+        // Its own connection may have ended with a server that was restarted.
+        let mut tries = 0;
+        let seen = loop {
+            match store.observe(&name).await {
+                Err(error) if error.is_retryable() && tries < 5 => tries += 1,
+                seen => break seen?,
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
         if let LeaseState::Held(holder) | LeaseState::Expired(holder) = &seen.state
             && known.contains(&holder.token.get())
+            && !released.contains(&holder.token.get())
         {
             left.push(format!(
                 "the lease with the token {} was not released",
@@ -290,17 +360,20 @@ impl Play<'_> {
         } else {
             let (owner, ttl) = (Owner::new("after")?, self.setting.ttl);
             let claim = Claim::new(name, owner, Nonce::random(), ttl);
-            let mut answer = store.try_acquire(&claim).await?;
-            // A try that was on its way when its process ended may be carried out after the withdrawal. Nobody
-            // knows of its grant, and it ends by itself.
+            let mut answer = try_patiently(store, &claim).await?;
+            // A try that was on its way when its process ended may be carried out after the withdrawal: nobody knows
+            // of its grant. A release may not have been answered in time. Either ends by itself.
             let until = Instant::now() + ttl + SLACK;
             while let Attempt::Held(holder) = &answer
-                && !known.contains(&holder.token.get())
                 && Instant::now() < until
             {
-                look.late_try = true;
+                look.late_try |= !known.contains(&holder.token.get());
+                look.late_release |= released.contains(&holder.token.get());
+                if !(look.late_try || look.late_release) {
+                    break;
+                }
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                answer = store.try_acquire(&claim).await?;
+                answer = try_patiently(store, &claim).await?;
             }
             match answer {
                 Attempt::Held(_) => left.push("the name is free and cannot be taken".to_owned()),
@@ -330,9 +403,22 @@ impl Play<'_> {
     }
 }
 
+/// A client of the engine may still have to notice that the server was restarted.
+async fn try_patiently(store: &dyn LockPersistence, claim: &Claim) -> Answer<Attempt> {
+    let mut tries = 0;
+    loop {
+        match store.try_acquire(claim).await {
+            Err(error) if error.is_retryable() && tries < 5 => tries += 1,
+            answer => return Ok(answer?),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// What the look at the end saw.
 #[derive(Debug, Default)]
 struct Look {
     left: Vec<String>,
     late_try: bool,
+    late_release: bool,
 }

@@ -18,10 +18,12 @@ mod candidate;
 mod cast;
 mod engine;
 mod gate;
+mod html;
 mod judge;
 mod record;
 mod report;
 mod scenario;
+mod schedule;
 mod trace;
 
 use std::fmt;
@@ -37,7 +39,7 @@ pub use report::{Report, Takeovers};
 pub use scenario::Scenario;
 
 use crate::harness::{Answer, Stop};
-use crate::servers::{Proxy, Server};
+use crate::servers::{Proxy, Server, SteppedClock};
 
 /// Where the store is, and what can be done to it.
 #[derive(Clone, Debug)]
@@ -45,6 +47,7 @@ pub struct Site {
     backend: String,
     locator: String,
     server: Option<Server>,
+    clock: Option<SteppedClock>,
 }
 
 impl Site {
@@ -55,6 +58,7 @@ impl Site {
             backend: backend.into(),
             locator: locator.into(),
             server: None,
+            clock: None,
         }
     }
 
@@ -65,11 +69,26 @@ impl Site {
             backend: server.kind().name().to_owned(),
             locator: server.url().to_owned(),
             server: Some(server),
+            clock: None,
         }
     }
 
-    fn locator(&self) -> String {
-        self.locator.clone()
+    /// The same, with the wall clock that the server sees.
+    #[must_use]
+    pub fn with_clock(mut self, clock: SteppedClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// Why this scenario cannot take place here, if it cannot.
+    fn lacks(&self, scenario: Scenario) -> Option<&'static str> {
+        if scenario.needs_server() && self.server.is_none() {
+            Some("there is no server of ours that could be disturbed")
+        } else if scenario.steps_the_store() && self.clock.is_none() {
+            Some("the server has no wall clock of its own that could be stepped")
+        } else {
+            None
+        }
     }
 
     const fn own_server(&self) -> Option<&Server> {
@@ -195,10 +214,11 @@ impl Plan {
     }
 }
 
-/// Runs a scenario and judges it. The folder gets what the candidates write: their histories and errors.
+/// Runs a scenario and judges it. The folder gets `report.html`, `report.json`, and what the candidates wrote: their
+/// histories and errors.
 ///
 /// # Errors
-/// The stage or the plan cannot be had: no process, no server, no answer of the store before or after the faults.
+/// [`Stop::NotApplicable`] for a scenario that this site cannot show. Else the stage or the plan cannot be had: no process, no server, no answer of the store before or after the faults.
 /// That an invariant is broken is no error: the [`Report`] says it.
 pub fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Report> {
     if plan.candidates < 2 {
@@ -211,7 +231,15 @@ pub fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Report> {
             plan.timing.ttl()
         )));
     }
+    if let Some(why) = stage.site.lacks(plan.scenario) {
+        return Err(Stop::not_applicable(format!("{}: {why}", plan.scenario)));
+    }
     let evidence = engine::run(stage, plan, folder)?;
     let trial = judge::Trial::new(&evidence, &plan.timing);
-    Ok(Report::of(stage, plan, &trial))
+    let report = Report::of(stage, plan, &trial);
+    let text = serde_json::to_string_pretty(&report).map_err(Stop::failed)?;
+    std::fs::write(folder.join("report.json"), text).map_err(Stop::failed)?;
+    let page = html::page(&report, &trial).map_err(Stop::failed)?;
+    std::fs::write(folder.join("report.html"), page).map_err(Stop::failed)?;
+    Ok(report)
 }

@@ -54,7 +54,7 @@ pub(super) enum Fact {
     Stalled { from: Nanos },
     /// The process was told to end in good order, and has.
     Down,
-    /// The process was killed; written by who killed it, once it was gone.
+    /// The process was killed; written by who killed it, once the signal was sent.
     Killed,
 }
 
@@ -93,8 +93,7 @@ impl Diary {
 
     /// Adds a fact with an instant that was read before it was known.
     ///
-    /// # Panics
-    /// When it cannot be written: what is not known cannot be judged.
+    /// Ends the process when it cannot be written: what is not known cannot be judged.
     pub(super) fn note_at(&self, at: Nanos, fact: Fact) {
         let mut line = serde_json::to_string(&Line { at, fact }).unwrap_or_default();
         line.push('\n');

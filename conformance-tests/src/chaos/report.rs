@@ -194,7 +194,12 @@ fn takeovers(trial: &Trial<'_>) -> (Takeovers, Takeovers, u64) {
                 .is_some_and(|(deadline, _)| *at <= deadline)
                 && *at <= granted
         };
+        let ended = before
+            .first()
+            .and_then(|first| trial.upset_within(first.at, granted));
         match (released.filter(in_time), before.renewed) {
+            // Ended in the store: neither clean nor after a crash.
+            _ if ended.is_some() => disturbed += 1,
             (Some(at), _) if liveness::calm(trial, at, granted, Some(before.who)) => {
                 clean.push(millis(at, granted));
             }
@@ -254,11 +259,13 @@ impl fmt::Display for Report {
         writeln!(f, "  requests      {}", list(&self.requests))?;
         writeln!(
             f,
-            "  forgiven      work frozen over a hand-over {} (ran on for {} ms at most); a late try at the end {}; \
-             machine stalls {} ({} ms at most)",
+            "  forgiven      work frozen over a hand-over {} (ran on for {} ms at most); ended in the store {}; at the end a \
+             late try {}, a late release {}; machine stalls {} ({} ms at most)",
             excuses.frozen_work,
             excuses.frozen_work_longest_ms,
+            excuses.ended_in_the_store,
             excuses.late_tries,
+            excuses.late_releases,
             excuses.machine_stalls,
             excuses.machine_stall_longest_ms
         )?;

@@ -32,6 +32,7 @@
 //! All calls block, for a few milliseconds to a few seconds. A test on a single-threaded runtime whose other tasks
 //! must go on meanwhile uses `tokio::task::spawn_blocking` with a clone of the server.
 
+mod clock;
 #[cfg(feature = "containers")]
 mod container;
 mod process;
@@ -44,6 +45,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use clock::SteppedClock;
 pub use proxy::{Direction, Flow, Proxy};
 pub use server::{Server, ServerBuilder};
 

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 
 use super::process::Identity;
-use super::{Error, Kind};
+use super::{Error, Kind, SteppedClock};
 
 /// The database that a MariaDB server has for tests.
 pub(super) const DATABASE: &str = "lock_test";
@@ -24,6 +24,8 @@ pub(super) struct Setup {
     /// Whether a write that was answered survives a crash of the machine.
     pub(super) durable: bool,
     pub(super) settings: Vec<(String, String)>,
+    /// The wall clock that it sees, where it is not the machine's. For programs only.
+    pub(super) clock: Option<SteppedClock>,
 }
 
 impl Setup {
@@ -253,7 +255,17 @@ impl Program {
             }
         }
         words.extend(setup.words());
-        Ok(words.into_iter().map(OsString::from).collect())
+        let mut command: Vec<OsString> = Vec::new();
+        if let Some(clock) = &setup.clock {
+            command.push("env".into());
+            for (name, value) in clock.variables() {
+                let mut variable = OsString::from(format!("{name}="));
+                variable.push(value);
+                command.push(variable);
+            }
+        }
+        command.extend(words.into_iter().map(OsString::from));
+        Ok(command)
     }
 }
 

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::container::Container;
 use super::process::{Identity, Process, wait_until};
 use super::program::{Program, Setup, accounts, free_port, give, stop_signal};
-use super::{Error, Kind, ready, report};
+use super::{Error, Kind, SteppedClock, ready, report};
 
 /// How long a server may take to start or to stop in good order.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,6 +66,12 @@ impl ServerBuilder {
             },
             other => other,
         }
+    }
+
+    /// Lets the server see this wall clock. Only one that is started as a program can.
+    pub fn with_clock(mut self, clock: SteppedClock) -> Self {
+        self.setup.clock = Some(clock);
+        self
     }
 
     /// As [`start`](Self::start), a program of this machine only.
@@ -193,6 +199,7 @@ impl Server {
                 kind,
                 durable: false,
                 settings: Vec::new(),
+                clock: None,
             },
         }
     }

@@ -2,7 +2,8 @@
 //! with a larger token, no connection is open, and every process ended as it was told to.
 //!
 //! A try that was on its way when its process ended may be carried out after its withdrawal; then nobody knows of the
-//! grant. It is forgiven, and counted, if it is gone with its ttl.
+//! grant. And a release that was sent may not be carried out in time on a busy machine. Either is forgiven, and
+//! counted, if it is gone with its ttl.
 
 use super::{Broken, Trial};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Broken, Trial};
 use crate::chaos::record::{Fact, Nanos, Record};
-use crate::chaos::scenario::Kind;
+use crate::chaos::schedule::Kind;
 
 pub(super) const NAME: &str = "I6 liveness";
 
@@ -75,20 +75,9 @@ fn candidates(trial: &Trial<'_>) -> std::collections::BTreeSet<u32> {
 
 /// When this candidate ran, and neither it nor the store suffered anything that may make it late.
 fn undisturbed(trial: &Trial<'_>, who: u32) -> Vec<(Nanos, Nanos)> {
-    let mut lives: Vec<(Nanos, Nanos)> = Vec::new();
-    for record in trial.evidence.records.iter().filter(|r| r.who == who) {
-        match record.fact {
-            Fact::Up => lives.push((record.at, trial.evidence.to)),
-            Fact::Down | Fact::Killed => {
-                if let Some(life) = lives.last_mut() {
-                    life.1 = life.1.min(record.at);
-                }
-            }
-            _ => {}
-        }
-    }
+    let mut lives = trial.lives(who);
     let windows = trial.windows(Some(who)).chain(trial.windows(None));
-    for window in windows.filter(|window| window.kind.disturbs(trial.timing)) {
+    for window in windows.filter(|window| window.kind.disturbs(window.on.is_none(), trial.timing)) {
         lives = lives
             .into_iter()
             .flat_map(|(a, b)| [(a, b.min(window.from)), (a.max(window.to), b)])
@@ -123,7 +112,7 @@ pub(in crate::chaos) fn calm(
     let cut_off = |who: u32| {
         trial.windows(Some(who)).any(|window| {
             window.kind != Kind::Restart
-                && window.kind.disturbs(trial.timing)
+                && window.kind.disturbs(window.on.is_none(), trial.timing)
                 && window.from <= from
                 && from <= window.to
         })

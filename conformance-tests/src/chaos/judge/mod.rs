@@ -14,11 +14,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lock_core::Timing;
+use lock_core::clock::Moment;
 use serde::{Deserialize, Serialize};
 
 use super::engine::{ENGINE, Evidence, Window};
 use super::record::{Fact, Nanos, Record};
-use super::scenario::Kind;
+use super::schedule::Kind;
 
 /// What a busy machine may add to an instant that a thread of a running process is to keep, beyond the stalls
 /// that were seen.
@@ -44,8 +45,13 @@ pub struct Excuses {
     pub frozen_work: u64,
     /// The longest time that such work ran after its process went on, in milliseconds.
     pub frozen_work_longest_ms: u64,
+    /// Terms that an operator, or a step of the store's clock beyond the margin, ended in the store before the holder
+    /// could know: it may believe in the deadline that it had then, and no later one.
+    pub ended_in_the_store: u64,
     /// Runs at whose end the name was held, until its expiry, by a try that was on its way when its process ended.
     pub late_tries: u64,
+    /// Runs at whose end the last lease stood until its expiry: its release was sent, and not carried out in time.
+    pub late_releases: u64,
     /// How often a process was kept from running for longer than 20 ms without a fault of ours.
     pub machine_stalls: u64,
     /// The longest such stall, in milliseconds.
@@ -185,6 +191,23 @@ impl<'a> Trial<'a> {
         }
     }
 
+    /// When processes of this candidate were there.
+    pub(super) fn lives(&self, who: u32) -> Vec<(Nanos, Nanos)> {
+        let mut lives: Vec<(Nanos, Nanos)> = Vec::new();
+        for record in self.evidence.records.iter().filter(|r| r.who == who) {
+            match record.fact {
+                Fact::Up => lives.push((record.at, self.evidence.to)),
+                Fact::Down | Fact::Killed => {
+                    if let Some(life) = lives.last_mut() {
+                        life.1 = life.1.min(record.at);
+                    }
+                }
+                _ => {}
+            }
+        }
+        lives
+    }
+
     /// How long this process ran from one instant to another, without the time in which it stood still.
     pub(super) fn ran(&self, who: u32, life: u32, from: Nanos, to: Nanos) -> Duration {
         let stalls = self.stalls.get(&(who, life));
@@ -238,6 +261,21 @@ impl<'a> Trial<'a> {
         }
     }
 
+    /// When an operator, or a step of the store's clock that is larger than the margin, ended the lease that was
+    /// there: from the order to its end. And what a holder of that time may still believe, having asked before.
+    pub(super) fn upset_within(&self, older: Nanos, newer: Nanos) -> Option<Nanos> {
+        let margin = self.timing.margin().as_millis();
+        let ends = |kind: Kind| match kind {
+            Kind::Revoke => true,
+            Kind::Step(by) => by > 0 && by.unsigned_abs() as u128 > margin,
+            _ => false,
+        };
+        let windows = self.windows(None).filter(|window| ends(window.kind));
+        let within = windows.filter(|window| older < window.to && window.from < newer);
+        let usable = self.timing.deadline(Moment::START, self.timing.ttl());
+        within.map(|window| window.to + usable.as_nanos()).min()
+    }
+
     /// The windows of this candidate, or of the store (`None`).
     fn windows(&self, on: Option<u32>) -> impl Iterator<Item = &Window> {
         self.evidence.windows.iter().filter(move |w| w.on == on)
@@ -248,10 +286,11 @@ impl<'a> Trial<'a> {
 pub(super) fn judge(trial: &Trial<'_>) -> (Vec<Broken>, Excuses) {
     let mut excuses = Excuses {
         late_tries: trial.evidence.late_try.into(),
+        late_releases: trial.evidence.late_release.into(),
         ..Excuses::default()
     };
     let found = [
-        exclusion::check(trial),
+        exclusion::check(trial, &mut excuses),
         token_order::check(trial),
         stale_writes::check(trial),
         timely_loss::check(trial),
@@ -261,9 +300,9 @@ pub(super) fn judge(trial: &Trial<'_>) -> (Vec<Broken>, Excuses) {
     ];
     for ((who, _), spans) in &trial.stalls {
         for (from, to) in spans {
-            let ours = trial.windows(Some(*who)).any(|window| {
-                window.kind == Kind::Pause && window.from <= *to && *from <= window.to
-            });
+            let ours = trial
+                .windows(Some(*who))
+                .any(|window| window.kind.stops() && window.from <= *to && *from <= window.to);
             if !ours {
                 let ms = Duration::from_nanos(to - from).as_millis() as u64;
                 excuses.machine_stalls += 1;

@@ -2,7 +2,7 @@
 //!
 //! Work whose process stands still when the next leader's begins cannot end before it. It is forgiven, and counted,
 //! if its process was still after its deadline and the work ended soon after it went on; what it then did is judged
-//! by I1 and I3.
+//! by I1 and I3. So is that of a holder whose lease was ended in the store and who cannot know yet.
 
 use super::{Broken, Excuses, SLACK, Trial};
 
@@ -18,6 +18,11 @@ pub(super) fn check(trial: &Trial<'_>, excuses: &mut Excuses) -> Option<Broken> 
             let end = end.unwrap_or(u64::MAX);
             let newer_end = newer.ended.as_ref().map_or(u64::MAX, |record| record.at);
             if end <= began.at || newer_end <= first.at {
+                continue;
+            }
+            // Ended in the store: the holder learns of it at its next renewal. I1 judges and counts it.
+            let upset = trial.upset_within(first.at, began.at);
+            if upset.is_some_and(|until| end <= until + SLACK.as_nanos() as u64) {
                 continue;
             }
             if let Some((deadline, _)) = older.deadline()

@@ -1,5 +1,9 @@
 //! From what the server and its driver say to our errors.
 
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
 use lock_core::{Error, ErrorKind};
 use redis::{RedisError, ServerErrorKind};
 
@@ -81,6 +85,16 @@ fn denied(place: &str) -> Error {
     .with_indeterminate(false)
 }
 
+/// Whether the cause, which the driver keeps shared, is about certificates and the like.
+fn is_tls(error: &RedisError) -> bool {
+    type Shared = Arc<dyn StdError + Send + Sync>;
+    let Some(cause) = error.source().and_then(|e| e.downcast_ref::<Shared>()) else {
+        return false;
+    };
+    let io = cause.downcast_ref::<io::Error>();
+    cause.is::<rustls::Error>() || io.is_some_and(|e| e.kind() == io::ErrorKind::InvalidData)
+}
+
 /// No answer came.
 fn broken(place: &str, error: &RedisError) -> Error {
     match error.kind() {
@@ -92,6 +106,16 @@ fn broken(place: &str, error: &RedisError) -> Error {
         redis::ErrorKind::Parse | redis::ErrorKind::UnexpectedReturnType => Error::new(
             ErrorKind::Backend,
             format!("{place} answers something that is not Redis"),
+        ),
+        _ if is_tls(error) => Error::new(
+            ErrorKind::Tls,
+            format!("no encrypted connection to {place}: {error}; look at its certificate, the host's name and ca"),
+        )
+        .with_indeterminate(false),
+        // A server without TLS reads the greeting as the beginning of a command, and waits for the rest.
+        _ if error.is_timeout() => Error::new(
+            ErrorKind::Unavailable,
+            format!("{place} does not answer; look at the network, and with rediss:// whether the port speaks TLS"),
         ),
         _ if error.is_connection_refusal() => Error::new(
             ErrorKind::Unavailable,

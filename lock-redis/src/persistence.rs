@@ -82,7 +82,7 @@ impl RedisPersistence {
             prefix: config.prefix.clone(),
             slot: Slot::new(Arc::clone(&server)),
             listener: Listener::new(server),
-            plain: config.remote()?.then_some(place),
+            plain: config.is_exposed()?.then_some(place),
             closed: watch::Sender::new(false),
         })
     }

@@ -72,13 +72,14 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 7] = [
+const SCHEMES: [(&str, Option<&str>); 8] = [
     ("memory", None),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
     ("postgres", Some("postgres")),
     ("postgresql", Some("postgres")),
     ("redis", Some("redis")),
+    ("rediss", Some("redis")),
     ("sqlite", Some("sqlite")),
 ];
 
@@ -96,7 +97,7 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
             Ok(Arc::new(lock_sql::SqlPersistence::postgres(&config)?))
         }
         #[cfg(feature = "redis")]
-        Some("redis") => {
+        Some("redis" | "rediss") => {
             let config = lock_redis::RedisConfig::from_url(url)?;
             Ok(Arc::new(lock_redis::RedisPersistence::new(&config)?))
         }
@@ -163,6 +164,7 @@ mod tests {
             "postgres:hunter2",
             "postgresql://me:hunter2@host:hunter2/db",
             "redis://me:hunter2@host:hunter2/0",
+            "rediss://me:hunter2@host:hunter2/0",
         ] {
             let error = store(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
@@ -171,7 +173,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, redis:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, redis:, rediss:, sqlite:"
             ),
             "{error}"
         );

@@ -20,7 +20,7 @@
 //! |---|---|---|
 //! | (always) | `memory:` | this process: the single-node mode |
 //! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
-//! | `redis` | `redis://USER:PASSWORD@HOST/DATABASE` | a Redis or Valkey server |
+//! | `redis` | `redis://USER:PASSWORD@HOST/DATABASE`, `rediss://` | a Redis or Valkey server |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 //! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 

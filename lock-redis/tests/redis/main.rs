@@ -7,3 +7,4 @@ mod line;
 mod replies;
 mod start;
 mod support;
+mod tls;

@@ -1,7 +1,7 @@
 //! Restarts, failovers, killed and silent connections.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Proxy, Server};
 use lock_core::{ErrorKind, LockPersistence as _, LockProvider as _, Renewal};
@@ -31,10 +31,12 @@ async fn a_short_restart_loses_nothing_and_a_long_one_ends_the_term() {
     assert_eq!(guard.token(), token);
 
     on(&server, Server::stop).await;
+    let stopped = Instant::now();
     tokio::time::timeout(ttl + Duration::from_secs(1), guard.lost())
         .await
         .expect("a server that is down ends the term by its deadline");
     assert!(!guard.check());
+    tokio::time::sleep_until((stopped + ttl * 2).into()).await;
     on(&server, Server::restart).await;
     let other = store_at(server.url(), &table);
     let next = tokio::time::timeout(MINUTE, provider(&other, ttl).acquire("n"))

@@ -7,6 +7,7 @@ mod faults;
 mod fence;
 mod line;
 mod pooler;
+mod processes;
 mod race;
 mod reach;
 mod schema;

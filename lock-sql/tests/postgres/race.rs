@@ -10,7 +10,8 @@ use tokio::sync::Barrier;
 
 use crate::support::{MINUTE, by_hand, claim, errors, fresh, granted, is_held, run, shared, store};
 
-fn patient(url: &str, table: &str, lock_wait: Duration) -> SqlPersistence {
+/// A store whose statements wait so long for a lock.
+pub(crate) fn patient(url: &str, table: &str, lock_wait: Duration) -> SqlPersistence {
     let config = PostgresConfig::from_url(url)
         .unwrap()
         .with_table(TableName::new(table).unwrap())

@@ -1,27 +1,23 @@
 //! The table: made once, and refused when it cannot be used.
 
+use conformance_tests::Tier;
 use lock_core::{ErrorKind, LockPersistence as _};
 
+use crate::processes::together;
 use crate::support::{MINUTE, by_hand, claim, errors, fresh, granted, own, run, shared, store_at};
 
-/// 78: sixteen start at once on an empty database, and the server's log stays clean.
+/// 78: sixteen processes start at once on an empty database, and the server's log stays clean.
 #[tokio::test(flavor = "multi_thread")]
 async fn sixteen_starts_at_once_make_one_table_and_no_error() {
     let Some(server) = own(&[]).await else { return };
-    for _ in 0..10 {
+    let rounds = match Tier::of_this_run() {
+        Tier::Ci => 5,
+        Tier::Full => 50,
+    };
+    for _ in 0..rounds {
         let table = fresh("p");
-        let starts: Vec<_> = (0..16)
-            .map(|_| {
-                let store = store_at(server.url(), &table);
-                tokio::spawn(async move {
-                    store.prepare().await.unwrap();
-                    store
-                })
-            })
-            .collect();
-        for start in starts {
-            start.await.unwrap();
-        }
+        together(16, "prepare", server.url(), &table).await;
+        granted(&store_at(server.url(), &table), &claim("n", MINUTE)).await;
     }
     assert_eq!(errors(&server).await, Vec::<String>::new());
 }

@@ -8,6 +8,7 @@ use lock_core::{Attempt, ErrorKind, LockPersistence as _, Nonce, Renewal};
 use lock_sql::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use lock_sql::{SqlPersistence, TableName, sqlx};
 
+use crate::race::patient;
 use crate::support::{
     MINUTE, by_hand, claim, denied, errors, eventually, fresh, granted, is_held, name, number, own,
     renew, run, shared, store, store_at,
@@ -70,6 +71,7 @@ async fn a_blocked_row_never_gives_a_lease_without_time() {
     );
 
     // Let go while a try waits: it is granted a whole ttl from then.
+    let waiting = patient(server.url(), &table, Duration::from_secs(1));
     let mine = claim("n", ttl);
     let (attempt, ()) = tokio::join!(waiting.try_acquire(&mine), async {
         tokio::time::sleep(Duration::from_millis(150)).await;

@@ -21,6 +21,7 @@ use sqlx::postgres::{PgConnectOptions, PgRow};
 
 use self::connection::{Server, Slot};
 use self::listener::Listener;
+use self::row::Answer;
 use self::statements::Statements;
 use self::values::{Value, text};
 use super::{Changes, Dialect, Tried};
@@ -126,21 +127,21 @@ impl Postgres {
         value.map_err(|e| self.words.map(e))
     }
 
-    fn denied(&self, row: &PgRow, queued: bool) -> Result<LeaseState> {
-        let with = |holder: Holder, kept| {
-            let handle = lock_core::Handle::new(Denied { queued, kept });
-            LeaseState::Held(holder.with_handle(handle))
-        };
-        if let Some(kept) = self.decoded(row::kept(row))? {
-            let mut last = self.decoded(row::holder(row))?;
+    /// `queued`: the claim stands in line.
+    fn denied(mut holder: Holder, kept: Option<Duration>, queued: bool) -> LeaseState {
+        let is_kept = kept.is_some();
+        if let Some(kept) = kept {
             // Who stands in line is told, and need not try again by itself.
-            last.remaining = if queued { last.ttl } else { kept };
-            return Ok(with(last, true));
+            holder.remaining = if queued { holder.ttl } else { kept };
         }
-        Ok(match self.decoded(row::state(row))? {
-            LeaseState::Held(holder) => with(holder, false),
-            other => other,
-        })
+        if holder.remaining.is_zero() {
+            return LeaseState::Expired(holder);
+        }
+        let handle = lock_core::Handle::new(Denied {
+            queued,
+            kept: is_kept,
+        });
+        LeaseState::Held(holder.with_handle(handle))
     }
 
     async fn look(&self, claim: &Claim) -> Result<Sight> {
@@ -246,11 +247,13 @@ impl Dialect for Postgres {
         let Some(row) = rows.first() else {
             return Ok(Tried::Denied(LeaseState::Absent));
         };
-        match self.decoded(row::granted(row))? {
-            None => Ok(Tried::Denied(
-                self.denied(row, channel.is_some_and(|c| !c.is_empty()))?,
-            )),
-            Some(token) => {
+        match self.decoded(row::answer(row))? {
+            Answer::Nothing => Ok(Tried::Denied(LeaseState::Absent)),
+            Answer::Denied(holder, kept) => {
+                let queued = channel.is_some_and(|c| !c.is_empty());
+                Ok(Tried::Denied(Self::denied(holder, kept, queued)))
+            }
+            Answer::Granted(token) => {
                 let handle = Arc::new(Handle {
                     name: claim.name.clone(),
                     words: Arc::clone(&self.words),
@@ -308,13 +311,8 @@ impl Dialect for Postgres {
             row::nonce(lease.nonce()),
             row::integer(lease.token().get()),
         ];
-        let rows = self
-            .rows(&self.renewals, &self.statements.release, &values)
-            .await?;
-        let released = rows
-            .first()
-            .map_or(Ok(false), |row| row.try_get("released"));
-        self.decoded(released)
+        let sql = &self.statements.release;
+        Ok(!self.rows(&self.renewals, sql, &values).await?.is_empty())
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

@@ -51,14 +51,50 @@ pub(super) fn token(row: &PgRow) -> Result<Token, sqlx::Error> {
     ours(Token::new(natural(row, "token")?))
 }
 
-/// The token of a column that is NULL when nothing was granted.
-pub(super) fn granted(row: &PgRow) -> Result<Option<Token>, sqlx::Error> {
-    match row.try_get::<Option<i64>, _>("granted")? {
-        None => Ok(None),
-        Some(token) => {
-            let token = u64::try_from(token).map_err(|e| sqlx::Error::Decode(e.into()))?;
-            ours(Token::new(token)).map(Some)
+/// What the statement of a try answers.
+pub(super) enum Answer {
+    Granted(Token),
+    /// Held, or expired, by whom; free, and for how long it is kept for another.
+    Denied(Holder, Option<Duration>),
+    /// Nothing could be decided.
+    Nothing,
+}
+
+pub(super) fn answer(row: &PgRow) -> Result<Answer, sqlx::Error> {
+    let Some(fields) = row.try_get::<Option<Vec<Option<String>>>, _>("answer")? else {
+        return Ok(Answer::Nothing);
+    };
+    // What is left of a time may be negative.
+    let natural = |text: &Option<String>| match text.as_deref().unwrap_or_default().parse::<i64>() {
+        Ok(number) => Ok(u64::try_from(number).unwrap_or(0)),
+        Err(error) => Err(sqlx::Error::Decode(error.into())),
+    };
+    let token = |text: &Option<String>| natural(text).and_then(|n| ours(Token::new(n)));
+    match &fields[..] {
+        [granted] => Ok(Answer::Granted(token(granted)?)),
+        [
+            Some(owner),
+            held,
+            ttl,
+            version,
+            Some(metadata),
+            remaining,
+            kept,
+        ] => {
+            let holder = Holder::new(
+                ours(Owner::new(owner))?,
+                token(held)?,
+                Duration::from_micros(natural(remaining)?),
+                Duration::from_millis(natural(ttl)?),
+                natural(version)?,
+            );
+            let kept = kept.is_some().then(|| natural(kept)).transpose()?;
+            let holder = holder.with_metadata(ours(Metadata::new(metadata))?);
+            Ok(Answer::Denied(holder, kept.map(Duration::from_micros)))
         }
+        other => Err(sqlx::Error::Decode(
+            format!("an answer of {} fields", other.len()).into(),
+        )),
     }
 }
 
@@ -67,11 +103,7 @@ pub(super) fn name(row: &PgRow) -> Result<Option<LockName>, sqlx::Error> {
     Ok(LockName::new(row.try_get::<String, _>("name")?).ok())
 }
 
-/// The state of a row that may not be there: then its name is NULL.
 pub(super) fn state(row: &PgRow) -> Result<LeaseState, sqlx::Error> {
-    if row.try_get::<Option<String>, _>("name")?.is_none() {
-        return Ok(LeaseState::Absent);
-    }
     let token = token(row)?;
     if row.try_get::<Vec<u8>, _>("nonce")?.is_empty() {
         let note = ours(Metadata::new(row.try_get::<String, _>("note")?))?;

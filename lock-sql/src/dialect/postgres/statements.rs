@@ -20,7 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::function::Function;
+use super::function::{self, Function};
 use crate::config::TableName;
 
 /// Each column with its type as `format_type` tells it, in order. `prepare` compares them with what
@@ -46,7 +46,7 @@ pub(super) const HAND_OFF: Duration = Duration::from_millis(100);
 pub(super) const LINE: &str = "_waiters";
 
 /// The server's clock in microseconds, as tokens have it.
-const MICROS: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+pub(super) const MICROS: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 /// An instant that lies as many milliseconds ahead.
 fn ahead(millis: &str) -> String {
@@ -83,7 +83,7 @@ impl Statements {
         });
         let columns = columns.join(", ");
         let w = format!("\"{table}{LINE}\"");
-        let off = format!("interval '{} milliseconds'", HAND_OFF.as_millis());
+        let off = function::off();
         let look = "name, owner, nonce, token, ttl, version, metadata, note, \
              ceil(extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint AS remaining";
         // How long the name is still kept for another than this nonce, in microseconds.
@@ -93,35 +93,16 @@ impl Statements {
                  THEN ceil(extract(epoch FROM expires + {off} - clock_timestamp()) * 1000000)::bigint END, 0) AS kept"
             )
         };
-        // `$1` is the name; a claim that ends is passed over.
-        let line = |but: &str| {
-            format!(
-                "line AS MATERIALIZED (SELECT waiter, channel FROM {w} WHERE name = $1::text \
-                 AND until > clock_timestamp() {but} ORDER BY since, waiter LIMIT 2), \
-                 first AS MATERIALIZED (SELECT waiter, channel FROM line LIMIT 1)"
-            )
-        };
-        let freed = "nonce = ''::bytea, expires = clock_timestamp(), request = '', version = version + 1, \
-             heir = coalesce((SELECT waiter FROM first), ''::bytea)";
-        // Told at the commit. The commands after the row was freed, and only then.
+        let attempt = Function::attempt(table, &w);
+        let end = Function::hand_on(table, &w);
+        let freed = "nonce = ''::bytea, expires = clock_timestamp(), request = '', version = l.version + 1, heir = ''::bytea";
+        // Only when somebody stands in line. A claim that ends is passed over.
         let hand_on = |but: &str| {
             format!(
-                "gone AS (DELETE FROM {w} w USING freed f WHERE w.name = f.name \
-                   AND (w.waiter = f.heir OR w.until <= clock_timestamp() {but})), \
-                 told AS (SELECT count(pg_notify(l.channel, CASE WHEN l.waiter = f.heir THEN 'heir ' ELSE 'next ' END \
-                   || encode(l.waiter, 'hex'))) FROM freed f, line l)"
+                "CASE WHEN EXISTS (SELECT FROM {w} w WHERE w.name = $1::text) THEN {}($1::text, {but}) END",
+                end.name
             )
         };
-        let withdraw = format!(
-            "WITH {}, freed AS (UPDATE {t} SET {freed} WHERE name = $1::text \
-               AND (nonce = $2::bytea OR nonce = ''::bytea AND heir = $2::bytea) RETURNING name, heir), {}, \
-             own AS (DELETE FROM {w} WHERE name = $1::text AND waiter = $2::bytea) \
-             SELECT name, (SELECT count FROM told) FROM freed",
-            line("AND waiter <> $2::bytea"),
-            hand_on("AND w.waiter <> $2::bytea")
-        );
-        let attempt = Function::attempt(table, &w, MICROS, &off);
-        let end = Function::release(table, &w);
         let held = "nonce <> ''::bytea AND expires > clock_timestamp()";
         Self {
             functions: format!("{}, {}", attempt.signature, end.signature),
@@ -152,14 +133,7 @@ impl Statements {
                 attempt.signature, end.signature
             )
             .into(),
-            try_acquire: format!(
-                "SELECT granted, {look}, {} FROM {}($1::text, $2::text, $3::bytea, $4::bigint, $5::text, $6::bigint, \
-                 $7::bigint, $8::text) \
-                 AS seen (granted, name, owner, nonce, token, ttl, metadata, version, note, heir, expires)",
-                kept("$3"),
-                attempt.name
-            )
-            .into(),
+            try_acquire: function::attempt(table, &attempt).into(),
             // Three looks tell the outcomes apart: what is alive in the snapshot, what could be locked, and
             // what was written. Nothing waits, so no row delays another.
             renew: format!(
@@ -179,11 +153,18 @@ impl Statements {
             )
             .into(),
             release: format!(
-                "SELECT {}($1::text, $2::bytea, $3::bigint) AS released",
-                end.name
+                "UPDATE {t} l SET {freed} WHERE l.name = $1::text AND l.nonce = $2::bytea AND l.token = $3::bigint \
+                 RETURNING {}",
+                hand_on("''::bytea")
             )
             .into(),
-            withdraw: withdraw.into(),
+            withdraw: format!(
+                "WITH own AS (DELETE FROM {w} WHERE name = $1::text AND waiter = $2::bytea) \
+                 UPDATE {t} l SET {freed} WHERE l.name = $1::text \
+                 AND (l.nonce = $2::bytea OR l.nonce = ''::bytea AND l.heir = $2::bytea) RETURNING {}",
+                hand_on("$2::bytea")
+            )
+            .into(),
             enlist: format!(
                 "INSERT INTO {w} (name, waiter, channel, since, until) \
                  VALUES ($1::text, $2::bytea, $3::text, clock_timestamp(), {}) \
@@ -206,12 +187,10 @@ impl Statements {
             )
             .into(),
             revoke: format!(
-                "WITH {}, kept_out AS MATERIALIZED (SELECT name FROM {t} WHERE name = $1::text AND {held} FOR UPDATE), \
-                 freed AS (UPDATE {t} l SET token = greatest(l.token + 1, {MICROS}), {freed}, note = $2::text FROM kept_out k \
-                   WHERE l.name = k.name RETURNING l.name, l.token, l.heir), {} \
-                 SELECT token, (SELECT count FROM told) FROM freed",
-                line(""),
-                hand_on("")
+                "WITH kept_out AS MATERIALIZED (SELECT name FROM {t} WHERE name = $1::text AND {held} FOR UPDATE) \
+                 UPDATE {t} l SET token = greatest(l.token + 1, {MICROS}), {freed}, note = $2::text FROM kept_out k \
+                 WHERE l.name = k.name RETURNING l.token, {}",
+                hand_on("''::bytea")
             )
             .into(),
             request: format!(

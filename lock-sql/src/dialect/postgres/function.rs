@@ -95,11 +95,6 @@ impl Function {
                  answer := ARRAY[granted::text]; \
                  RETURN; \
                END IF; \
-               {lock} SKIP LOCKED; \
-               IF FOUND THEN \
-                 UPDATE {t} l SET {grant} WHERE l.name = p_name RETURNING l.token INTO granted; \
-                 CONTINUE; \
-               END IF; \
                SELECT * INTO r FROM {t} l WHERE l.name = p_name; \
                held := {denied}; \
                EXIT WHEN held; \
@@ -113,6 +108,7 @@ impl Function {
                  ON CONFLICT (name) DO NOTHING RETURNING l.token INTO granted; \
                ELSE \
                  {lock}; \
+                 IF FOUND THEN UPDATE {t} l SET {grant} WHERE l.name = p_name RETURNING l.token INTO granted; END IF; \
                END IF; \
              END LOOP; \
              IF held THEN \

@@ -1,5 +1,7 @@
 //! Connections of our own: opened late, used by one call at a time, thrown away when a call is dropped.
+//! One that is still being opened is kept for the next call.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::row;
 use crate::config::TableName;
+use crate::dialect::opening::Opening;
 use crate::error::mysql as errors;
 
 /// How long a call asks again that lost to others (a deadlock, a row locked for too long), if its caller
@@ -145,7 +148,7 @@ impl Server {
             .with_indeterminate(true)
     }
 
-    pub(super) async fn open(&self) -> Result<Result<Open>, Failure> {
+    async fn open(self: Arc<Self>) -> Result<Result<Open>, Failure> {
         let mut connection = self.options.0.connect().await.map_err(Failure::before)?;
         let answers = run(&mut connection, SESSION)
             .await
@@ -235,13 +238,20 @@ pub(super) async fn run(
 
 /// The place of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Slot(Mutex<Option<Open>>);
+pub(super) struct Slot(Mutex<Seat>);
+
+/// A connection is open, or is being opened, or neither.
+#[derive(Debug, Default)]
+struct Seat {
+    open: Option<Open>,
+    opening: Opening<Result<Result<Open>, Failure>>,
+}
 
 impl Slot {
     /// Runs the request that `sql` writes for this server, again while it loses to others.
     pub(super) async fn run(
         &self,
-        server: &Server,
+        server: &Arc<Server>,
         sql: impl Fn(Features) -> String + Send + Sync,
     ) -> Result<Vec<Answer>> {
         let started = Instant::now();
@@ -260,12 +270,12 @@ impl Slot {
 
     async fn once(
         &self,
-        server: &Server,
+        server: &Arc<Server>,
         sql: impl Fn(Features) -> String + Send + Sync,
     ) -> Result<Result<Vec<Answer>>, Failure> {
-        let mut place = self.0.lock().await;
+        let mut seat = self.0.lock().await;
         // Taken out for the call: dropped midway, it goes with the future.
-        let mut open = place.take();
+        let mut open = seat.open.take();
         if let Some(idle) = &mut open
             && !idle.stands().await
         {
@@ -273,7 +283,7 @@ impl Slot {
         }
         let mut open = match open {
             Some(open) => open,
-            None => match server.open().await? {
+            None => match seat.opening.finish(|| Arc::clone(server).open()).await? {
                 Ok(open) => open,
                 Err(refused) => return Ok(Err(refused)),
             },
@@ -281,13 +291,13 @@ impl Slot {
         let text = sql(open.features);
         match open.run(&text).await {
             Ok(answers) => {
-                *place = Some(open);
+                seat.open = Some(open);
                 Ok(Ok(answers))
             }
             Err(error) => {
                 // What was begun is undone; where that is not sure, the connection goes.
                 if errors::lost_to_others(&error) && open.run("ROLLBACK").await.is_ok() {
-                    *place = Some(open);
+                    seat.open = Some(open);
                 }
                 Err(Failure { error, sent: true })
             }
@@ -295,7 +305,8 @@ impl Slot {
     }
 
     pub(super) async fn close(&self) {
-        if let Some(open) = self.0.lock().await.take() {
+        let seat = std::mem::take(&mut *self.0.lock().await);
+        if let Some(open) = seat.open {
             // Saying good-bye keeps the server's log clean; nothing is lost without.
             if let Err(error) = open.connection.close().await {
                 tracing::debug!(%error, "closing a connection failed; it was dropped");

@@ -44,7 +44,7 @@ pub(crate) struct Handle {
 /// The server and the table, for a fenced write on a connection that is not ours.
 #[derive(Debug)]
 pub(crate) struct Place {
-    server: Server,
+    server: Arc<Server>,
     statements: Statements,
 }
 
@@ -93,7 +93,7 @@ impl MySql {
             ));
         };
         let statements = Statements::new(database, &table);
-        let server = Server::new(options, table, statements.create());
+        let server = Arc::new(Server::new(options, table, statements.create()));
         let mut capabilities = Capabilities::new("mysql", Fencing::Checked);
         capabilities.push = true;
         capabilities.conditional_takeover = true;
@@ -113,7 +113,7 @@ impl MySql {
         &self.place.statements
     }
 
-    fn server(&self) -> &Server {
+    fn server(&self) -> &Arc<Server> {
         &self.place.server
     }
 

@@ -1,6 +1,7 @@
 //! The table: made when it is missing, checked when it is not.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lock_core::{Error, ErrorKind, Result};
 
@@ -10,7 +11,11 @@ use super::statements::{COLUMNS, Statements};
 use crate::error::mysql as errors;
 
 /// Makes the table when it is missing, and finds out whether it is ours and may be used.
-pub(super) async fn prepare(slot: &Slot, server: &Server, statements: &Statements) -> Result<()> {
+pub(super) async fn prepare(
+    slot: &Slot,
+    server: &Arc<Server>,
+    statements: &Statements,
+) -> Result<()> {
     let shape = format!(
         "SELECT CONCAT(@@global.read_only); SHOW CREATE TABLE {0}; SHOW FULL COLUMNS FROM {0}",
         statements.table

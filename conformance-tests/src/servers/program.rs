@@ -223,7 +223,7 @@ impl Program {
             Kind::ZooKeeper => {
                 let mut lines = format!(
                     "dataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\ntickTime=100\n\
-                     minSessionTimeout=200\ninitLimit=10\nsyncLimit=5\nadmin.enableServer=false\n\
+                     minSessionTimeout=200\nmaxSessionTimeout=120000\ninitLimit=10\nsyncLimit=5\nadmin.enableServer=false\n\
                      maxClientCnxns=0\n4lw.commands.whitelist=*\n",
                     at("data")
                 );

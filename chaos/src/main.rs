@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use conformance_tests::Stop;
-use conformance_tests::chaos::{Launch, Plan, Report, Scenario, candidate, run};
+use conformance_tests::chaos::{LOCATOR, Launch, NAME, Plan, Report, Scenario, candidate, run};
 use lock_core::Nonce;
 
 /// Runs elections under faults against a store and says whether every promise was kept.
@@ -47,6 +47,14 @@ struct Args {
     #[arg(long)]
     out: Option<PathBuf>,
 
+    /// Who takes part: the library itself, or `lockctl run`, whose command is then judged
+    #[arg(long, value_enum, default_value_t = Cast::Library)]
+    cast: Cast,
+
+    /// The program of --cast lockctl; by default the one beside this program
+    #[arg(long)]
+    lockctl: Option<PathBuf>,
+
     /// Plants this fault in the candidates' program; with --mutants, only this one is tried
     #[arg(long)]
     mutant: Option<String>,
@@ -58,6 +66,13 @@ struct Args {
     /// Prints the names of the scenarios, or with --mutants those of the faults, and runs nothing
     #[arg(long)]
     list: bool,
+}
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Cast {
+    Library,
+    Lockctl,
 }
 
 fn scenario(text: &str) -> Result<Scenario, String> {
@@ -122,7 +137,40 @@ fn scenarios(args: &Args) -> Vec<Scenario> {
     }
     let server = store::has_server(&args.store);
     let all = Scenario::ALL.into_iter();
-    all.filter(|one| server || !one.needs_server()).collect()
+    let lockctl = args.cast == Cast::Lockctl;
+    all.filter(|one| server || !(one.needs_server() || lockctl && one.disturbs_links()))
+        .collect()
+}
+
+/// How a candidate is started.
+fn launch(args: &Args) -> Result<Launch, Stop> {
+    if args.cast == Cast::Library {
+        return Launch::this_program([]);
+    }
+    let here = std::env::current_exe().map_err(Stop::failed)?;
+    let lockctl = args.lockctl.clone();
+    let lockctl = lockctl.unwrap_or_else(|| here.with_file_name("lockctl"));
+    if !lockctl.is_file() {
+        return Err(Stop::failed(format!(
+            "there is no {}: cargo build -p lock-cli, or say --lockctl FILE",
+            lockctl.display()
+        )));
+    }
+    let words = [
+        "--pdeathsig",
+        "KILL",
+        &lockctl.display().to_string(),
+        "run",
+        "--store",
+        LOCATOR,
+        "--ttl",
+        &format!("{}ms", args.ttl_ms),
+        NAME,
+        "--",
+        &here.display().to_string(),
+    ]
+    .map(str::to_owned);
+    Ok(Launch::command("setpriv", words, "LOCKCTL_TOKEN"))
 }
 
 /// Seeds with which a fault is tried until it shows.
@@ -182,7 +230,7 @@ fn play(
         .with_candidates(args.candidates)
         .with_mutant(mutant);
     let place = store::Place::named(&args.store, scenario)?;
-    let stage = place.stage(Launch::this_program([])?);
+    let stage = place.stage(launch(args)?);
     let Some(out) = &args.out else {
         let folder = tempfile::tempdir().map_err(Stop::failed)?;
         return run(&stage, &plan, folder.path());

@@ -98,7 +98,11 @@ fn tell<'l>(lines: impl IntoIterator<Item = &'l str>) {
 fn every_promise_holds_on(store: &str) {
     let listed = list(&["--store", store]);
     let run = |scenario| vec!["--store", store, "--scenario", scenario];
-    let (failed, late) = each(listed.lines().map(run).collect());
+    all_hold(listed.lines().map(run).collect());
+}
+
+fn all_hold(runs: Vec<Vec<&str>>) {
+    let (failed, late) = each(runs);
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     // Beside others a machine may be too busy to be in time. Alone it must be; and it is told.
     for words in late {
@@ -126,6 +130,14 @@ fn every_promise_holds_on_postgres() {
 #[test]
 fn every_promise_holds_on_mariadb() {
     every_promise_holds_on("mariadb");
+}
+
+/// The children of `lockctl run`. The program is built by a run of all tests; alone, `cargo build -p lock-cli` first.
+#[test]
+fn children_of_lockctl_never_overlap() {
+    let cast = |scenario| vec!["--cast", "lockctl", "--scenario", scenario];
+    let scenarios = ["rolling-restarts", "kill-leader", "pause-leader", "starved"];
+    all_hold(scenarios.map(cast).into());
 }
 
 #[test]

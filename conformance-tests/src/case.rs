@@ -211,7 +211,7 @@ fn note_time(took: Duration, name: &str) {
     }
 }
 
-fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     match std::env::var("LOCK_TEST_SEED") {
         Err(_) => u64::try_from(Nonce::random().as_u128() >> 64).unwrap_or(0),
         Ok(text) => match text.parse() {

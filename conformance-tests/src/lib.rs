@@ -82,3 +82,23 @@ macro_rules! suite {
         $crate::__cases!(__tests);
     };
 }
+
+/// Makes a test `elections` that runs whole elections under faults over the store of this [`Harness`]: each scenario of
+/// [`chaos`] that needs no server of ours, for 10 s (60 s in the tier `full`).
+///
+/// Call it where [`suite!`] is called. The harness must answer `locator` and `open_at`: candidates are processes.
+#[macro_export]
+macro_rules! elections {
+    ($harness:ty) => {
+        #[test]
+        fn elections() {
+            $crate::chaos::elections_of::<$harness>(module_path!());
+        }
+        /// What a child process runs: this test program again, armed by its environment.
+        #[test]
+        #[ignore = "run by elections"]
+        fn candidate() {
+            $crate::chaos::candidate_of::<$harness>();
+        }
+    };
+}

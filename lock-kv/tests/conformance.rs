@@ -101,3 +101,4 @@ impl Harness for InHouse {
 }
 
 conformance_tests::suite!(InHouse);
+conformance_tests::elections!(InHouse);

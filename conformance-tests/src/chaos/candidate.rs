@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use lock_core::wrap::{Fault, Faults, Faulty, Times};
 use lock_core::{Error, ErrorKind, LockName, LockPersistence, Operation, Owner, Timing};
 use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::gate::Pen;
 use super::record::{Diary, Fact, now};
@@ -30,10 +31,12 @@ pub(super) struct Order {
     pub(super) life: u32,
     pub(super) ttl: Duration,
     pub(super) mutant: Option<String>,
+    /// It is no candidate itself but what a command starts in each of its terms; the variable that holds the token.
+    pub(super) command: Option<String>,
 }
 
 /// The name that all candidates of a run want.
-pub(super) const NAME: &str = "chaos/leader";
+pub const NAME: &str = "chaos/leader";
 
 /// The file of this life.
 pub(super) fn diary_of(folder: &Path, who: u32, life: u32) -> PathBuf {
@@ -155,6 +158,10 @@ pub fn candidate(open: impl FnOnce(String) -> Opening, mutants: &dyn Mutants) ->
     let diary =
         Diary::open(&diary_of(&order.folder, order.who, order.life)).map_err(Stop::failed)?;
     let diary = Arc::new(diary);
+    if let Some(variable) = &order.command {
+        labour(&order, &diary, variable)?;
+        return Ok(true);
+    }
     diary.note(Fact::Up);
     watch_for_stalls(&diary);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -239,6 +246,43 @@ async fn act(
         }
     }
     running.stop().await
+}
+
+/// The work of one term as a command does it: it cannot ask whether it may act. It must be told to stop, or be killed.
+fn labour(order: &Order, diary: &Diary, variable: &str) -> Answer<()> {
+    let token = std::env::var(variable).map_err(Stop::failed)?;
+    let token: u64 = token.parse().map_err(Stop::failed)?;
+    let told = Arc::new(AtomicBool::new(false));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(Stop::failed)?;
+    let handler = runtime.block_on(async { signal(SignalKind::terminate()) });
+    let mut handler = handler.map_err(Stop::failed)?;
+    runtime.spawn({
+        let told = Arc::clone(&told);
+        async move {
+            handler.recv().await;
+            told.store(true, Ordering::SeqCst);
+        }
+    });
+    diary.note(Fact::Began { token });
+    let mut pen =
+        Pen::connect(&gate_of(&order.folder), order.who, order.life).map_err(Stop::failed)?;
+    // In two of three terms it does not heed that it is told to stop, and is killed.
+    let heeds = token % 3 == 2;
+    while !(heeds && told.load(Ordering::SeqCst)) {
+        diary.note(Fact::Check {
+            token,
+            may: true,
+            until: None,
+        });
+        pen.write(token).map_err(Stop::failed)?;
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    diary.note(Fact::Ended { token });
+    Ok(())
 }
 
 /// Ends the writer with the work, also when the work is dropped, and writes that down.

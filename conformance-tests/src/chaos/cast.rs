@@ -16,7 +16,7 @@ use rustix::process::{
 use super::candidate::{Link, Order, Word, diary_of};
 use super::record::{Fact, Record, now, read};
 use super::schedule::Kind;
-use super::{Launch, Site};
+use super::{LOCATOR, Launch, Site};
 use crate::harness::{Answer, Stop};
 use crate::servers::{Direction, Flow, Proxy, SteppedClock};
 
@@ -26,6 +26,8 @@ pub(super) struct Actor {
     who: u32,
     life: u32,
     locator: String,
+    /// It is a command of its own, which understands no words.
+    is_command: bool,
     proxy: Option<Proxy>,
     process: Option<(Child, ChildStdin)>,
     /// The wall clock of its processes, where it is not the machine's.
@@ -54,6 +56,7 @@ impl Actor {
             who,
             life: 0,
             locator,
+            is_command: false,
             proxy,
             process: None,
             clock,
@@ -72,12 +75,19 @@ impl Actor {
             life: self.life,
             ttl: setting.ttl,
             mutant: setting.mutant.clone(),
+            command: setting.launch.token.clone(),
         };
         let (name, value) = order.variable()?;
         let errors = File::create(self.errors(&setting.folder)).map_err(Stop::failed)?;
+        self.is_command = setting.launch.token.is_some();
+        if self.is_command {
+            self.know(Fact::Up);
+        }
+        let words = setting.launch.words.iter();
+        let words = words.map(|word| word.replace(LOCATOR, &self.locator));
         let clock = self.clock.iter().flat_map(SteppedClock::variables);
         let mut child = Command::new(&setting.launch.program)
-            .args(&setting.launch.words)
+            .args(words)
             .envs(clock)
             .env(name, value)
             .stdin(Stdio::piped())
@@ -101,6 +111,9 @@ impl Actor {
 
     /// Tells it a word; a process that has ended takes none, and that is found when it is looked after.
     fn tell(&mut self, word: Word) -> Answer<()> {
+        if self.is_command {
+            return Ok(());
+        }
         let mut line = serde_json::to_string(&word).map_err(Stop::failed)?;
         line.push('\n');
         if let Some((_, stdin)) = &mut self.process
@@ -141,7 +154,14 @@ impl Actor {
     }
 
     pub(super) fn ask_to_stop(&mut self) -> Answer<()> {
-        self.tell(Word::Stop)
+        if !self.is_command {
+            return self.tell(Word::Stop);
+        }
+        // One that has ended by itself is found when it is joined.
+        if self.has_died()? || !self.runs() {
+            return Ok(());
+        }
+        self.signal(Signal::TERM)
     }
 
     /// Waits for the end of one that was asked to; kills it when there is none. `Err` says how it ended.
@@ -163,14 +183,25 @@ impl Actor {
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        if status.success() {
+        // A command passes on the code of its work, which was told to stop or killed.
+        if status.success() || self.is_command && status.code().is_some() {
+            if self.is_command {
+                self.know(Fact::Down);
+            }
             return Ok(Ok(()));
         }
         self.know(Fact::Killed);
+        Ok(Err(format!(
+            "it ended with {status}: {}",
+            self.said(folder)?
+        )))
+    }
+
+    /// The last lines of what it said of errors in this life.
+    pub(super) fn said(&self, folder: &Path) -> Answer<String> {
         let said = std::fs::read_to_string(self.errors(folder)).map_err(Stop::failed)?;
         let lines: Vec<&str> = said.trim().lines().collect();
-        let tail = lines[lines.len().saturating_sub(4)..].join(" | ");
-        Ok(Err(format!("it ended with {status}: {tail}")))
+        Ok(lines[lines.len().saturating_sub(4)..].join(" | "))
     }
 
     /// Whether it has ended although nobody told it to.
@@ -307,6 +338,16 @@ impl Actor {
             }
         }
         Ok(all)
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        if let Some((child, _)) = &mut self.process {
+            // Only a run that could not be finished leaves one; there is nobody to tell.
+            let _gone = child.kill();
+            let _gone = child.wait();
+        }
     }
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Evidence {
     pub(super) to: Nanos,
     /// What was found in the store, and of processes, when all had ended.
     pub(super) left: Vec<String>,
+    /// The candidates are commands, whose beliefs are not known.
+    pub(super) command: bool,
     /// The name was held for a moment by a try that nobody waited for any more.
     pub(super) late_try: bool,
     /// The last lease stood until its ttl was over: its release was sent, and not carried out in time.
@@ -107,7 +109,7 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
     records.extend(read(&diary_path, ENGINE, 1).map_err(Stop::failed)?);
     records.sort_by_key(|record| record.at);
     let granted = records.iter().filter_map(|record| match record.fact {
-        Fact::Granted { token, .. } => Some(token),
+        Fact::Granted { token, .. } | Fact::Began { token } => Some(token),
         _ => None,
     });
     let known: BTreeSet<u64> = granted.collect();
@@ -123,6 +125,7 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         from,
         to,
         left: look.left,
+        command: stage.launch.token.is_some(),
         late_try: look.late_try,
         late_release: look.late_release,
         broken: play.broken,
@@ -306,13 +309,16 @@ impl Play<'_> {
 
     /// One that has ended by itself is told, and started again so that the run goes on.
     fn look_after(&mut self) -> Answer<()> {
+        let folder = self.setting.folder.clone();
         for who in self.everybody() {
             let told = self.windows.iter().any(|window| {
                 window.to == Nanos::MAX && window.on == Some(who) && window.kind == Kind::Restart
             });
             if !told && self.actor(who).has_died()? {
                 self.join(who)?;
-                self.broken.push(format!("candidate {who} ended by itself"));
+                let said = self.actor(who).said(&folder)?;
+                self.broken
+                    .push(format!("candidate {who} ended by itself: {said}"));
                 self.start(who)?;
             }
         }

@@ -24,6 +24,7 @@ mod record;
 mod report;
 mod scenario;
 mod schedule;
+mod suite;
 mod trace;
 
 use std::fmt;
@@ -33,10 +34,12 @@ use std::time::Duration;
 
 use lock_core::Timing;
 
-pub use candidate::{Mutants, NoMutants, Opening, candidate};
+pub use candidate::{Mutants, NAME, NoMutants, Opening, candidate};
 pub use judge::{Broken, Excuses};
 pub use report::{Report, Takeovers};
 pub use scenario::Scenario;
+#[doc(hidden)]
+pub use suite::{candidate_of, elections_of};
 
 use crate::harness::{Answer, Stop};
 use crate::servers::{Proxy, Server, SteppedClock};
@@ -105,14 +108,6 @@ impl Site {
         let proxy = Proxy::start(port).map_err(Stop::failed)?;
         Ok((server.url_at(proxy.port()), Some(proxy)))
     }
-
-    fn told(&self) -> String {
-        let how = match self.server {
-            Some(_) => "faults by proxies and signals",
-            None => "faults of the link made at the calls",
-        };
-        format!("{} ({how})", self.backend)
-    }
 }
 
 /// How a process is started that calls [`candidate`] first.
@@ -120,7 +115,12 @@ impl Site {
 pub struct Launch {
     program: PathBuf,
     words: Vec<String>,
+    /// The variable that tells the work its token, where the candidate is a command of its own.
+    token: Option<String>,
 }
+
+/// Stands in the words of a [`Launch::command`] for the text that leads to the store.
+pub const LOCATOR: &str = "{locator}";
 
 impl Launch {
     /// This program again, with these words.
@@ -131,7 +131,24 @@ impl Launch {
         Ok(Self {
             program: std::env::current_exe().map_err(Stop::failed)?,
             words: words.into_iter().map(str::to_owned).collect(),
+            token: None,
         })
+    }
+
+    /// A command that takes part by itself and starts its last words in each of its terms: a program that calls
+    /// [`candidate`] first thing, with the token in this variable of the environment. [`LOCATOR`] in a word becomes
+    /// the way to the store. It is ended by SIGTERM. What it believes cannot be asked, so I2 and I4 have nothing to
+    /// judge; I5 takes the last sign of the work as its end. Links can be disturbed only before a server of ours.
+    pub fn command(
+        program: impl Into<PathBuf>,
+        words: impl IntoIterator<Item = String>,
+        token: impl Into<String>,
+    ) -> Self {
+        Self {
+            program: program.into(),
+            words: words.into_iter().collect(),
+            token: Some(token.into()),
+        }
     }
 }
 
@@ -162,6 +179,20 @@ impl Stage {
             launch,
             open: Arc::new(open),
         }
+    }
+
+    /// What the store is, how its faults are made, and who takes part.
+    fn told(&self) -> String {
+        let how = match self.site.server {
+            Some(_) => "faults by proxies and signals",
+            None => "faults of the link made at the calls",
+        };
+        let who = self
+            .launch
+            .token
+            .as_ref()
+            .map_or("", |_| "; candidates are commands");
+        format!("{} ({how}{who})", self.site.backend)
     }
 }
 
@@ -231,7 +262,12 @@ pub fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Report> {
             plan.timing.ttl()
         )));
     }
-    if let Some(why) = stage.site.lacks(plan.scenario) {
+    let lacks = stage.site.lacks(plan.scenario).or_else(|| {
+        let command = stage.launch.token.is_some() && stage.site.server.is_none();
+        let why = "a command's calls to the store cannot be disturbed without a server of ours";
+        (command && plan.scenario.disturbs_links()).then_some(why)
+    });
+    if let Some(why) = lacks {
         return Err(Stop::not_applicable(format!("{}: {why}", plan.scenario)));
     }
     let evidence = engine::run(stage, plan, folder)?;

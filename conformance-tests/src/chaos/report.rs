@@ -140,7 +140,7 @@ impl Report {
             .filter(|(_, to, last)| last.is_some() && *to < trial.evidence.to);
         let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
         Self {
-            store: stage.site.told(),
+            store: stage.told(),
             scenario: plan.scenario.to_string(),
             seed: plan.seed,
             seconds: plan.length.as_secs_f64(),

@@ -100,6 +100,21 @@ impl Scenario {
         )
     }
 
+    /// Whether it disturbs the ways of candidates to the store.
+    #[must_use]
+    pub const fn disturbs_links(self) -> bool {
+        matches!(
+            self,
+            Self::PartitionLeader
+                | Self::PauseStore
+                | Self::FlappingNetwork
+                | Self::SlowStore
+                | Self::LostAnswers
+                | Self::LostRequests
+                | Self::Mixed
+        )
+    }
+
     /// Whether the server must see a wall clock that can be stepped.
     #[must_use]
     pub const fn steps_the_store(self) -> bool {

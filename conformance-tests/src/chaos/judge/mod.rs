@@ -273,7 +273,8 @@ impl<'a> Trial<'a> {
         let windows = self.windows(None).filter(|window| ends(window.kind));
         let within = windows.filter(|window| older < window.to && window.from < newer);
         let usable = self.timing.deadline(Moment::START, self.timing.ttl());
-        within.map(|window| window.to + usable.as_nanos()).min()
+        // The last one: an order that was still under way when the older term began had ended the one before it.
+        within.map(|window| window.to + usable.as_nanos()).max()
     }
 
     /// The windows of this candidate, or of the store (`None`).
@@ -324,3 +325,90 @@ pub(super) const INVARIANTS: [&str; 7] = [
     liveness::NAME,
     left_behind::NAME,
 ];
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn record(at: u64, who: u32, fact: Fact) -> Record {
+        let at = at * MS;
+        Record {
+            at,
+            who,
+            life: 1,
+            fact,
+        }
+    }
+
+    fn granted(at: u64, who: u32, token: u64) -> Record {
+        let (since, nonce) = ((at - 1) * MS, token.to_string());
+        record(
+            at,
+            who,
+            Fact::Granted {
+                token,
+                nonce,
+                since,
+            },
+        )
+    }
+
+    fn acts(at: u64, who: u32, token: u64, until: u64) -> Record {
+        let until = Some(until * MS);
+        record(
+            at,
+            who,
+            Fact::Check {
+                token,
+                may: true,
+                until,
+            },
+        )
+    }
+
+    fn revoked(from: u64, to: u64) -> Window {
+        Window {
+            on: None,
+            kind: Kind::Revoke,
+            from: from * MS,
+            to: to * MS,
+        }
+    }
+
+    fn exclusion(records: Vec<Record>, windows: Vec<Window>) -> Option<Broken> {
+        let evidence = Evidence {
+            records,
+            windows,
+            from: 0,
+            to: 9000 * MS,
+            left: Vec::new(),
+            command: false,
+            late_try: false,
+            late_release: false,
+            broken: Vec::new(),
+        };
+        let timing = Timing::for_ttl(Duration::from_millis(1500)).unwrap();
+        let trial = Trial::new(&evidence, &timing);
+        exclusion::check(&trial, &mut Excuses::default())
+    }
+
+    #[test]
+    fn a_revoked_holder_may_believe_what_it_could_and_no_more() {
+        // The first order is still under way when the holder's term begins: it ended the one before.
+        let windows = vec![revoked(90, 110), revoked(3000, 3005)];
+        let early = vec![
+            granted(100, 1, 5),
+            acts(2900, 1, 5, 4000),
+            granted(3004, 2, 6),
+            acts(3300, 1, 5, 4000),
+        ];
+        assert_eq!(exclusion(early.clone(), windows.clone()), None);
+        let mut late = early.clone();
+        late.push(acts(4600, 1, 5, 5000));
+        assert!(exclusion(late, windows).is_some(), "renewed after its end");
+        assert!(exclusion(early, Vec::new()).is_some(), "nobody ended it");
+    }
+}

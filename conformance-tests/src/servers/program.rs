@@ -392,9 +392,12 @@ fn from_template(
         last.push(data);
     }
     run.extend(words);
+    let folder = data.parent().unwrap_or(data);
     let out = Command::new(&run[0])
         .args(&run[1..])
-        .current_dir(data.parent().unwrap_or(data))
+        .current_dir(folder)
+        // A MariaDB that starts removes the temporary tables of every other one in the same folder.
+        .env("TMPDIR", folder)
         .stdin(Stdio::null())
         .output()
         .map_err(Error::io(kind, "run setpriv (of util-linux)"))?;

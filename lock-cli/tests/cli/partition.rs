@@ -238,7 +238,7 @@ fn a_wrong_store_is_said_at_once() {
         (url("text"), 76),
         (url("no/such/folder/locks.db"), 76),
         (format!("sqlite:{}", site.path("").display()), 64),
-        ("redis://127.0.0.1:1".into(), 64),
+        ("zebra://127.0.0.1:1".into(), 64),
         ("nonsense".into(), 64),
     ] {
         for verb in ["exec", "run"] {

@@ -32,6 +32,7 @@
 //! All calls block, for a few milliseconds to a few seconds. A test on a single-threaded runtime whose other tasks
 //! must go on meanwhile uses `tokio::task::spawn_blocking` with a clone of the server.
 
+mod authority;
 mod clock;
 #[cfg(feature = "containers")]
 mod container;
@@ -45,6 +46,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+pub use authority::Authority;
 pub use clock::SteppedClock;
 pub use proxy::{Direction, Flow, Proxy};
 pub use server::{Server, ServerBuilder};

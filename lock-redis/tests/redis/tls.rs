@@ -3,22 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Command;
 
-use conformance_tests::servers::{self, Server};
+use conformance_tests::servers::{self, Authority, Server};
 use lock_core::{ErrorKind, LockPersistence as _};
 use lock_redis::{RedisConfig, RedisPersistence};
-
-fn openssl(folder: &Path, arguments: &str) {
-    let made = Command::new("openssl")
-        .current_dir(folder)
-        .args(arguments.split(' '))
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert!(made.status.success(), "openssl {arguments}: {said}");
-}
 
 /// 139: real handshakes with a right certificate, one for another host, an expired one and an unknown authority; no plain
 /// text where TLS was asked for; a client that must prove itself.
@@ -27,38 +15,18 @@ async fn tls_is_what_the_url_says() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::set_permissions(at, PermissionsExt::from_mode(0o755)).unwrap();
-    for authority in ["ca", "stranger"] {
-        openssl(
-            at,
-            &format!(
-                "req -x509 -newkey rsa:2048 -nodes -keyout {authority}.key -out {authority}.crt -days 2 \
-                 -subj /CN={authority}"
-            ),
-        );
-    }
+    let authority = Authority::new(at, "ca").unwrap();
+    Authority::new(at, "stranger").unwrap();
     let path = |file: String| at.join(file).display().to_string();
     let mut ports = BTreeMap::new();
     let mut running = Vec::new();
     for (cert, host, days, clients) in [
-        ("right", "IP:127.0.0.1,DNS:localhost", "2", "no"),
-        ("wrong", "DNS:elsewhere.example", "2", "no"),
-        ("expired", "IP:127.0.0.1", "-1", "no"),
-        ("strict", "IP:127.0.0.1", "2", "yes"),
+        ("right", "IP:127.0.0.1,DNS:localhost", 2, "no"),
+        ("wrong", "DNS:elsewhere.example", 2, "no"),
+        ("expired", "IP:127.0.0.1", -1, "no"),
+        ("strict", "IP:127.0.0.1", 2, "yes"),
     ] {
-        std::fs::write(at.join("names"), format!("subjectAltName={host}\n")).unwrap();
-        openssl(
-            at,
-            &format!(
-                "req -newkey rsa:2048 -nodes -keyout {cert}.key -out {cert}.csr -subj /CN={cert}"
-            ),
-        );
-        openssl(
-            at,
-            &format!(
-                "x509 -req -in {cert}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {cert}.crt -days {days} \
-                 -extfile names"
-            ),
-        );
+        authority.sign(cert, host, days).unwrap();
         std::fs::set_permissions(
             at.join(format!("{cert}.key")),
             PermissionsExt::from_mode(0o644),

@@ -1,20 +1,10 @@
 //! TLS.
 
-use conformance_tests::servers::Server;
+use conformance_tests::servers::{Authority, Server};
 use lock_core::{ErrorKind, LockPersistence as _};
 use lock_sql::{MySqlConfig, SqlPersistence};
 
 use crate::support::Place;
-
-fn openssl(folder: &std::path::Path, arguments: &str) {
-    let made = std::process::Command::new("openssl")
-        .current_dir(folder)
-        .args(arguments.split(' '))
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert!(made.status.success(), "openssl {arguments}: {said}");
-}
 
 /// Real handshakes: a right certificate, a wrong host, an expired one, an unknown authority; and no plain text
 /// where TLS was asked for.
@@ -27,36 +17,15 @@ async fn tls_is_what_the_url_says() {
     let at = folder.path();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(at, everybody).unwrap();
-    for authority in ["ca", "stranger"] {
-        openssl(
-            at,
-            &format!(
-                "req -x509 -newkey rsa:2048 -nodes -keyout {authority}.key -out {authority}.crt -days 2 \
-                 -subj /CN={authority}"
-            ),
-        );
-    }
+    let ca = Authority::new(at, "ca").unwrap();
+    Authority::new(at, "stranger").unwrap();
     let mut servers = std::collections::BTreeMap::new();
     for (cert, host, days) in [
-        ("right", "IP:127.0.0.1,DNS:localhost", "2"),
-        ("wrong", "DNS:elsewhere.example", "2"),
-        ("expired", "IP:127.0.0.1", "-1"),
+        ("right", "IP:127.0.0.1,DNS:localhost", 2),
+        ("wrong", "DNS:elsewhere.example", 2),
+        ("expired", "IP:127.0.0.1", -1),
     ] {
-        let names = format!("subjectAltName={host}\nextendedKeyUsage=serverAuth\n");
-        std::fs::write(at.join("names"), names).unwrap();
-        openssl(
-            at,
-            &format!(
-                "req -newkey rsa:2048 -nodes -keyout {cert}.key -out {cert}.csr -subj /CN={cert}"
-            ),
-        );
-        openssl(
-            at,
-            &format!(
-                "x509 -req -in {cert}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {cert}.crt -days {days} \
-                 -extfile names"
-            ),
-        );
+        ca.sign(cert, host, days).unwrap();
         let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
         std::fs::set_permissions(at.join(format!("{cert}.key")), everybody).unwrap();
         let files = [("ssl-cert", "crt"), ("ssl-key", "key")]

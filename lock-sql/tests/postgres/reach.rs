@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use conformance_tests::servers::Authority;
 use lock_core::{ErrorKind, LockPersistence as _};
 
 use crate::support::{eventually, own, store, store_at};
@@ -179,14 +180,6 @@ async fn server_stop(server: &conformance_tests::servers::Server) {
     crate::support::on(server, conformance_tests::servers::Server::stop).await;
 }
 
-fn openssl(folder: &Path, arguments: &str) {
-    done(
-        Command::new("openssl")
-            .current_dir(folder)
-            .args(arguments.split(' ')),
-    );
-}
-
 /// 139: real handshakes with a right certificate, a wrong host, an expired one and an unknown authority; and
 /// no plain text where TLS was asked for.
 #[tokio::test(flavor = "multi_thread")]
@@ -197,41 +190,14 @@ async fn tls_is_what_the_url_says() {
     }
     let made = folder();
     let at = made.path();
-    for authority in ["ca", "stranger"] {
-        openssl(
-            at,
-            &format!(
-                "req -x509 -newkey rsa:2048 -nodes -keyout {authority}.key -out {authority}.crt -days 2 -subj /CN={authority}"
-            ),
-        );
-    }
-    std::fs::write(
-        at.join("right.ext"),
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n",
-    )
-    .unwrap();
-    std::fs::write(
-        at.join("wrong.ext"),
-        "subjectAltName=DNS:elsewhere.example\nextendedKeyUsage=serverAuth\n",
-    )
-    .unwrap();
-    for (cert, ext, days) in [
-        ("right", "right", "2"),
-        ("wrong", "wrong", "2"),
-        ("expired", "right", "-1"),
+    let ca = Authority::new(at, "ca").unwrap();
+    Authority::new(at, "stranger").unwrap();
+    for (cert, hosts, days) in [
+        ("right", "IP:127.0.0.1,DNS:localhost", 2),
+        ("wrong", "DNS:elsewhere.example", 2),
+        ("expired", "IP:127.0.0.1,DNS:localhost", -1),
     ] {
-        openssl(
-            at,
-            &format!(
-                "req -newkey rsa:2048 -nodes -keyout {cert}.key -out {cert}.csr -subj /CN={cert}"
-            ),
-        );
-        openssl(
-            at,
-            &format!(
-                "x509 -req -in {cert}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out {cert}.crt -days {days} -extfile {ext}.ext"
-            ),
-        );
+        ca.sign(cert, hosts, days).unwrap();
         if rustix::process::getuid().is_root() {
             done(
                 Command::new("chown")

@@ -1,8 +1,11 @@
 #![doc = include_str!("docs.md")]
 
+mod attempt;
 mod config;
 mod entry;
 mod error;
+mod inner;
+mod look;
 mod node;
 mod persistence;
 mod session;

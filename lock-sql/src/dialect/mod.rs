@@ -15,7 +15,7 @@ use lock_core::{
 
 #[cfg(feature = "mysql")]
 pub(crate) mod mysql;
-#[cfg(feature = "mysql")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod opening;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;

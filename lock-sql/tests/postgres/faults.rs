@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Proxy, Server};
+use conformance_tests::servers::{Direction, Proxy, Server};
 use lock_core::{ErrorKind, LockPersistence as _, LockProvider as _, Renewal};
 
 use crate::support::{
@@ -44,6 +44,30 @@ async fn a_short_restart_loses_nothing_and_a_long_one_ends_the_term() {
         .unwrap()
         .unwrap();
     assert!(next.token() > token);
+}
+
+/// Where a connection takes longer to open than a call may, calls that give up must not begin anew each time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_is_slow_to_open_is_used_in_the_end() {
+    let Some(server) = shared().await else { return };
+    let Some(port) = server.port() else { return };
+    let (_, table) = store(&server).await;
+    let proxy = Proxy::start(port).unwrap();
+    let store = store_at(&server.url_at(proxy.port()), &table);
+    // Some requests go back and forth before a connection can be used; what comes then fits into a call.
+    proxy.set_delay(Direction::ToClient, Duration::from_millis(300));
+    let name = claim("n", MINUTE).name;
+    let mut calls = 0;
+    loop {
+        calls += 1;
+        let call = store.observe(&name);
+        if let Ok(seen) = tokio::time::timeout(Duration::from_millis(850), call).await {
+            seen.unwrap();
+            break;
+        }
+        assert!(calls < 20, "never opened");
+    }
+    assert!(calls > 1, "the connection was not slow");
 }
 
 /// 16: a connection that is open and silent: loss by the deadline, and a new connection afterwards.

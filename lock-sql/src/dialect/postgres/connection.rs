@@ -1,4 +1,5 @@
 //! Connections of our own: opened late, used by one call at a time, thrown away when a call is dropped.
+//! One that is still being opened is kept for the next call.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::values::{Value, bind, render};
+use crate::dialect::opening::Opening;
 use crate::error::postgres as errors;
 use crate::error::postgres::Words;
 
@@ -158,7 +160,7 @@ impl Server {
     }
 
     /// A connection to a server that can write.
-    pub(super) async fn open(&self) -> Result<Open> {
+    pub(super) async fn open(self: Arc<Self>) -> Result<Open> {
         let (own, mark) = self.own_session();
         let mut connection = None;
         if !self.pooled.load(Ordering::Relaxed) {
@@ -269,8 +271,15 @@ impl Server {
 /// The place of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    open: Mutex<Option<Open>>,
+    seat: Mutex<Seat>,
     left: Left,
+}
+
+/// A connection is open, or is being opened, or neither.
+#[derive(Debug, Default)]
+struct Seat {
+    open: Option<Open>,
+    opening: Opening<Result<Open>>,
 }
 
 impl Slot {
@@ -281,21 +290,21 @@ impl Slot {
     /// limit) is sent again on a new one.
     pub(super) async fn rows(
         &self,
-        server: &Server,
+        server: &Arc<Server>,
         sql: &Arc<str>,
         values: &[Value],
     ) -> Result<Vec<PgRow>> {
-        let mut place = self.open.lock().await;
+        let mut seat = self.seat.lock().await;
         let mut conflicts = 0;
         let mut unsure = false;
         let mut fresh = 0;
         loop {
             // Taken out for the call: dropped midway, it goes with the future.
-            let mut open = match place.take() {
+            let mut open = match seat.open.take() {
                 Some(open) => open,
                 None => {
                     fresh += 1;
-                    let open = server.open().await;
+                    let open = seat.opening.finish(|| Arc::clone(server).open()).await;
                     let mut open = open.map_err(|e| {
                         let unsure = unsure || e.is_indeterminate();
                         e.with_indeterminate(unsure)
@@ -306,14 +315,14 @@ impl Slot {
             };
             let error = match server.run(&mut open, sql, values).await {
                 Ok(rows) => {
-                    *place = Some(open);
+                    seat.open = Some(open);
                     return Ok(rows);
                 }
                 Err(error) => error,
             };
             if errors::is_conflict(&error) && conflicts < CONFLICTS {
                 conflicts += 1;
-                *place = Some(open);
+                seat.open = Some(open);
                 continue;
             }
             let pooler = open.own && errors::is_pooler(&error);
@@ -322,7 +331,7 @@ impl Slot {
             }
             let ends = pooler || errors::ends_connection(&error);
             if !ends {
-                *place = Some(open);
+                seat.open = Some(open);
             }
             let error = server.words.map(error);
             unsure |= error.is_indeterminate();
@@ -335,7 +344,7 @@ impl Slot {
 
     /// Waits until what was sent here and not answered is over: a session works off what it has read, though
     /// nobody listens any more. Looks through `other`.
-    pub(super) async fn settled(&self, server: &Server, other: &Self) -> Result<()> {
+    pub(super) async fn settled(&self, server: &Arc<Server>, other: &Self) -> Result<()> {
         let left = self.left.list().clone();
         if left.is_empty() {
             return Ok(());
@@ -373,6 +382,6 @@ impl Slot {
 
     pub(super) async fn close(&self) {
         // Dropped, its socket closes, and the server ends the session.
-        drop(self.open.lock().await.take());
+        drop(std::mem::take(&mut *self.seat.lock().await));
     }
 }

@@ -1,6 +1,7 @@
 //! The table: made when it is missing, and refused when it is another.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lock_core::{Error, ErrorKind, Result};
 use sqlx::Row as _;
@@ -23,9 +24,9 @@ enum Found {
     Forbidden,
 }
 
-pub(super) async fn prepare(server: &Server, statements: &Statements) -> Result<()> {
+pub(super) async fn prepare(server: &Arc<Server>, statements: &Statements) -> Result<()> {
     let words = &server.words;
-    let mut open = server.open().await?;
+    let mut open = Arc::clone(server).open().await?;
     match look(server, statements, &mut open).await? {
         Found::Nothing | Found::Part => {}
         found => return judge(server, found),

@@ -44,12 +44,16 @@ impl Answer {
         Token::new(self.number()?).map_err(|_| unexpected("a token out of range"))
     }
 
+    pub(crate) fn owner(&mut self) -> Result<Owner> {
+        Owner::new(self.text()?).map_err(|_| unexpected("no owner"))
+    }
+
     pub(crate) fn micros(&mut self) -> Result<Duration> {
         Ok(Duration::from_micros(self.number()?))
     }
 
     pub(crate) fn holder(&mut self) -> Result<Holder> {
-        let owner = Owner::new(self.text()?).map_err(|_| unexpected("no owner"))?;
+        let owner = self.owner()?;
         let (token, left) = (self.token()?, self.micros()?);
         let ttl = Duration::from_millis(self.number()?);
         let holder = Holder::new(owner, token, left, ttl, self.number()?);

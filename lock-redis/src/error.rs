@@ -29,18 +29,16 @@ pub(crate) fn is_unknown_script(error: &RedisError) -> bool {
 const FOREIGN: &str =
     "another program keeps something else under a key of this name; give this store another prefix";
 
+/// The commands that a user must be allowed, beside the keys and channels.
+const RIGHTS: &str = "+@scripting +@read +@write +@pubsub +@connection +time";
+
 /// An error of the driver. `place` is host and port.
 pub(crate) fn map(place: &str, error: RedisError) -> Error {
     let detail = error.detail().unwrap_or_default().to_owned();
     let new = |kind, text: String| Error::new(kind, text);
     let mapped = match answer(&error) {
         Some("WRONGTYPE") => new(ErrorKind::Conflict, FOREIGN.to_owned()),
-        Some("NOPERM") => new(
-            ErrorKind::PermissionDenied,
-            format!(
-                "{place} refuses: {detail}; grant the user ~PREFIX* &lockkit:* +@scripting +@read +@write +@pubsub +@connection"
-            ),
-        ),
+        Some("NOPERM") => refused(place, detail),
         Some("NOAUTH" | "WRONGPASS") => denied(place),
         Some("READONLY") => new(
             ErrorKind::Unavailable,
@@ -60,10 +58,18 @@ pub(crate) fn map(place: &str, error: RedisError) -> Error {
             ErrorKind::Unavailable,
             format!("{place} is a replica and takes no writes; name the master"),
         ),
-        Some(_) if detail.contains("ACL") || detail.contains("No permission") => new(
-            ErrorKind::PermissionDenied,
-            format!("{place} refuses: {detail}"),
-        ),
+        Some(_)
+            if [
+                "ACL",
+                "No permission",
+                "can't run this command",
+                "can't access",
+            ]
+            .iter()
+            .any(|refusal| detail.contains(refusal)) =>
+        {
+            refused(place, detail)
+        }
         Some(_) if detail.contains("OOM") || detail.contains("maxmemory") => new(
             ErrorKind::Unavailable,
             format!("{place} cannot serve now: {detail}"),
@@ -75,6 +81,16 @@ pub(crate) fn map(place: &str, error: RedisError) -> Error {
         None => broken(place, &error),
     };
     mapped.with_source(error)
+}
+
+/// A right is missing. The server says which; this says all that are needed.
+fn refused(place: &str, detail: String) -> Error {
+    // The rest is about the script, of no use to who reads it.
+    let detail = detail.split(" script:").next().unwrap_or_default();
+    Error::new(
+        ErrorKind::PermissionDenied,
+        format!("{place} refuses: {detail}; grant the user ~PREFIX* &lockkit:* {RIGHTS}"),
+    )
 }
 
 fn denied(place: &str) -> Error {

@@ -153,10 +153,11 @@ impl RedisPersistence {
             ))),
             "held" => Ok(Attempt::Held(answer.holder()?)),
             "kept" => {
+                let owner = answer.owner()?;
                 let (last, kept) = (answer.token()?, answer.micros()?);
                 // Who stands in line is told, and need not try again by itself.
                 let left = if channel.is_empty() { kept } else { claim.ttl };
-                let holder = Holder::new(claim.owner.clone(), last, left, claim.ttl, last.get());
+                let holder = Holder::new(owner, last, left, claim.ttl, last.get());
                 Ok(Attempt::Held(holder.with_handle(Handle::new(Kept))))
             }
             "dead" => Err(Error::new(
@@ -202,7 +203,7 @@ impl RedisPersistence {
         let mut answer = self
             .script(
                 &scripts::LOOK,
-                &self.prefix.keys(&claim.name, None),
+                &self.prefix.keys(&claim.name, Some(claim.nonce)),
                 &[&claim.nonce.to_string(), channel, &millis(claim.ttl)],
             )
             .await?;
@@ -439,15 +440,14 @@ impl LockPersistence for RedisPersistence {
     async fn sweep(&self, unused_for: Duration) -> Result<u64> {
         let result = async {
             let unused = unused_for.as_micros().to_string();
-            let mut swept = 0;
-            for name in self.names("").await? {
-                let keys = self.prefix.keys(&name, None);
-                swept += self
-                    .script(&scripts::SWEEP, &keys, &[&unused])
+            let names = self.names("").await?;
+            let each = names.iter().map(|name| async {
+                let keys = self.prefix.keys(name, None);
+                self.script(&scripts::SWEEP, &keys, &[&unused])
                     .await?
-                    .number()?;
-            }
-            Ok(swept)
+                    .number()
+            });
+            join_all(each).await.into_iter().sum()
         };
         self.at(Operation::Sweep, None, result.await)
     }

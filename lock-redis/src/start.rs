@@ -19,7 +19,7 @@ pub(crate) async fn check(slot: &Slot, plain: Option<&str>, keys: &[String]) -> 
     if let Some(place) = plain {
         tracing::warn!("the connection to {place} is not encrypted");
     }
-    let info = match slot.run(redis::cmd("INFO").arg("all")).await {
+    let info = match slot.run(&redis::cmd("INFO")).await {
         Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
         Ok(Value::VerbatimString { text, .. }) => text,
         Ok(_) => String::new(),

@@ -6,12 +6,12 @@ local function denied(...)
   return { ... }
 end
 
+if dead() then return { 'dead' } end
 local held, known = read(lease), read(mark)
 local last = tonumber(known.token) or 0
 if held.nonce and held.nonce ~= nonce then return denied('held', seen(held)) end
-if redis.call('EXISTS', KEYS[5]) == 1 then return { 'dead' } end
 if not held.nonce and (known.heir or '') ~= '' and known.heir ~= nonce and tonumber(known.kept) > now then
-  return denied('kept', text(last), text(tonumber(known.kept) - now))
+  return denied('kept', known.owner or '', text(last), text(tonumber(known.kept) - now))
 end
 
 local token

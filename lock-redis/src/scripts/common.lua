@@ -13,9 +13,12 @@ local function leave(nonce)
   redis.call('HDEL', waiters, nonce)
 end
 
+-- Whether the nonce of KEYS[5] was withdrawn: what is still on its way for it does nothing.
+local function dead() return redis.call('EXISTS', KEYS[5]) == 1 end
+
 -- Puts a waiter in the line, or keeps it there. An empty channel means that it may not wait.
 local function join(nonce, channel, ttl)
-  if channel == '' then return end
+  if channel == '' or dead() then return end
   redis.call('ZADD', line, 'NX', text(now), nonce)
   redis.call('HSET', waiters, nonce, text(now + ttl * 1000) .. ' ' .. channel)
   -- The longest wait of anybody in line decides; both keys go with the last of them.
@@ -27,24 +30,16 @@ end
 -- Keeps the name for the first in line and tells it, and tells the second when to look.
 local function hand_on(hand_off)
   local heir = ''
-  local told = 'heir '
-  local place = 0
-  while told ~= '' do
-    local nonce = redis.call('ZRANGE', line, place, place)[1]
+  while true do
+    local nonce = redis.call('ZRANGE', line, 0, 0)[1]
     if not nonce then break end
     local known = redis.call('HGET', waiters, nonce)
     local stays, channel = string.match(known or '', '^(%d+) (.*)$')
-    if not stays or tonumber(stays) <= now then
-      leave(nonce)
-    else
-      redis.call('PUBLISH', channel, told .. nonce)
-      if told == 'heir ' then
-        heir, told = nonce, 'next '
-        leave(nonce)
-      else
-        told = ''
-      end
-    end
+    local lives = stays and tonumber(stays) > now
+    if lives then redis.call('PUBLISH', channel, (heir == '' and 'heir ' or 'next ') .. nonce) end
+    if lives and heir ~= '' then break end
+    if lives then heir = nonce end
+    leave(nonce)
   end
   redis.call('HSET', mark, 'heir', heir, 'kept', text(heir == '' and 0 or now + hand_off))
 end
@@ -53,6 +48,14 @@ end
 local function remember(horizon, ...)
   redis.call('HSET', mark, ...)
   redis.call('PEXPIRE', mark, horizon)
+end
+
+-- Ends the term that there is: what outlives it, and the next in line. A free name is still known by its last owner.
+local function free(token, note, horizon, hand_off)
+  local owner = redis.call('HGET', lease, 'owner')
+  redis.call('DEL', lease)
+  remember(horizon, 'token', token, 'owner', owner or '', 'note', note, 'used', text(now))
+  hand_on(hand_off)
 end
 
 -- owner, token, microseconds left, ttl, version, metadata: what is seen of a lease.

@@ -1,5 +1,5 @@
 -- nonce, channel ('' for who may not wait), ttl ms. What a waiter sees: the state, or for how long the name is kept
--- for another; no time of its own (0) when somebody stands before it.
+-- for another; no time of its own (0) when somebody stands before it. KEYS[5] is there when the nonce is dead.
 local nonce, channel, ttl = unpack(ARGV)
 local held, known = read(lease), read(mark)
 if held.nonce then

@@ -2,7 +2,5 @@
 local nonce, token, hand_off, horizon = unpack(ARGV)
 local held = redis.call('HMGET', lease, 'nonce', 'token')
 if held[1] ~= nonce or held[2] ~= token then return 0 end
-redis.call('DEL', lease)
-remember(horizon, 'token', token, 'note', '', 'used', text(now))
-hand_on(hand_off)
+free(token, '', horizon, hand_off)
 return 1

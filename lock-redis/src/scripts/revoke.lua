@@ -3,7 +3,5 @@ local note, hand_off, horizon = unpack(ARGV)
 local token = redis.call('HGET', lease, 'token')
 if not token then return '' end
 local larger = text(math.max(now, tonumber(token) + 1, (tonumber(redis.call('HGET', mark, 'token')) or 0) + 1))
-redis.call('DEL', lease)
-remember(horizon, 'token', larger, 'note', note, 'used', text(now))
-hand_on(hand_off)
+free(larger, note, horizon, hand_off)
 return larger

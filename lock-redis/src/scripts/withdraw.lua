@@ -3,10 +3,7 @@ local nonce, hand_off, horizon, dead = unpack(ARGV)
 leave(nonce)
 redis.call('SET', KEYS[5], '1', 'PX', dead)
 if redis.call('HGET', lease, 'nonce') == nonce then
-  local token = redis.call('HGET', lease, 'token')
-  redis.call('DEL', lease)
-  remember(horizon, 'token', token, 'note', '', 'used', text(now))
-  hand_on(hand_off)
+  free(redis.call('HGET', lease, 'token'), '', horizon, hand_off)
 elseif redis.call('HGET', mark, 'heir') == nonce then
   hand_on(hand_off)
 end

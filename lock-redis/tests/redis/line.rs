@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, LockPersistence as _, LockProvider as _};
+use lock_core::{Attempt, LockPersistence as _, LockProvider as _, Owner};
 use redis::AsyncCommands as _;
 
-use crate::support::{MINUTE, by_hand, claim, on, own, queued, shared, store, store_at};
+use crate::support::{MINUTE, by_hand, claim, own, queued, shared, store, store_at};
 
 /// Each of many processes gets its turn, and a hand-over costs the same for any number of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -166,12 +166,49 @@ async fn a_freed_name_is_kept_for_the_first_in_line() {
     let now: (u64, u64) = redis::cmd("TIME").query_async(&mut admin).await.unwrap();
     let now = now.0 * 1_000_000 + now.1;
     if (now as f64) < kept - 20_000.0 {
-        let other = store.leases.try_acquire(&claim("n", MINUTE)).await.unwrap();
-        assert!(matches!(other, Attempt::Held(_)), "{other:?}");
+        let mut other = claim("n", MINUTE);
+        other.owner = Owner::new("other").unwrap();
+        let denied = store.leases.try_acquire(&other).await.unwrap();
+        // Nobody has it; what is told is whose it was.
+        assert!(
+            matches!(&denied, Attempt::Held(h) if h.owner == *lease.owner()),
+            "{denied:?}"
+        );
     }
     assert!(kept <= now as f64 + 100_000.0, "kept too long");
     let lease = store.granted(&heir).await;
-    on(&server, |_| Ok(())).await;
     store.leases.release(&lease).await.unwrap();
     store.granted(&claim("n", MINUTE)).await;
+}
+
+/// What is carried out late for a claim that was withdrawn puts nobody in line: neither its try nor its wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_withdrawn_claim_stays_out_of_the_line() {
+    let Some(server) = shared().await else { return };
+    let store = store(&server);
+    store.granted(&claim("n", MINUTE)).await;
+    let mut admin = by_hand(server.url()).await;
+    let mut in_line = async || admin.zcard::<_, u64>(store.key("n", "line")).await.unwrap();
+    let late = queued("n", MINUTE);
+    let Attempt::Held(seen) = store.leases.try_acquire(&late).await.unwrap() else {
+        panic!("granted")
+    };
+    // It waits, so that its process listens.
+    let waiting = tokio::spawn({
+        let (leases, late, seen) = (Arc::clone(&store.leases), late.clone(), seen.clone());
+        async move { leases.wait(&late, &seen).await }
+    });
+    while in_line().await < 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    store.leases.withdraw(&late).await.unwrap();
+    assert_eq!(in_line().await, 0);
+    let tried = store.leases.try_acquire(&late).await;
+    assert!(tried.is_err(), "{tried:?}");
+    let again = store.leases.wait(&late, &seen);
+    tokio::time::timeout(Duration::from_millis(300), again)
+        .await
+        .expect_err("nothing has changed");
+    assert_eq!(in_line().await, 0);
+    waiting.abort();
 }

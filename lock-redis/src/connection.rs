@@ -1,6 +1,7 @@
 //! One shared connection to the server, opened when it is needed and thrown away when it may be broken.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lock_core::{Error, ErrorKind, Result};
@@ -41,11 +42,67 @@ impl Server {
 
 type Opened = Option<Result<MultiplexedConnection>>;
 
+/// A connection that is open or being opened. It goes on opening when its callers are dropped: one that takes longer
+/// than a request may would otherwise never come. Since a network that is cut for a moment can swallow a part of the
+/// handshake, which then never ends, another is begun beside it once a caller has given up; the first that is open
+/// serves all.
+#[derive(Debug)]
+struct Opening {
+    opened: watch::Receiver<Opened>,
+    /// Those under way hold it: it is gone when they ended without an answer, with their runtime.
+    sender: Weak<watch::Sender<Opened>>,
+    begun: Arc<AtomicU32>,
+    given_up: bool,
+}
+
+impl Opening {
+    fn begin(server: &Arc<Server>) -> Self {
+        let (sender, opened) = watch::channel(None);
+        let sender = Arc::new(sender);
+        let opening = Self {
+            opened,
+            sender: Arc::downgrade(&sender),
+            begun: Arc::default(),
+            given_up: false,
+        };
+        opening.attempt(server, sender);
+        opening
+    }
+
+    /// What has been begun, with another beside it when a caller has given up waiting for it.
+    fn go_on(&mut self, server: &Arc<Server>) {
+        let given_up = std::mem::take(&mut self.given_up);
+        if given_up
+            && self.opened.borrow().is_none()
+            && let Some(sender) = self.sender.upgrade()
+        {
+            self.attempt(server, sender);
+        }
+    }
+
+    fn attempt(&self, server: &Arc<Server>, sender: Arc<watch::Sender<Opened>>) {
+        let (server, begun) = (Arc::clone(server), Arc::clone(&self.begun));
+        let nth = begun.fetch_add(1, Ordering::Relaxed) + 1;
+        tokio::spawn(async move {
+            let opened = server.open().await;
+            sender.send_if_modified(|place| {
+                // The failure of an earlier one is no news: the latest decides.
+                let counts = opened.is_ok() || nth == begun.load(Ordering::Relaxed);
+                let first = place.is_none() && counts;
+                if first {
+                    *place = Some(opened);
+                }
+                first
+            });
+        });
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Grows with each connection.
     number: u64,
-    opening: Option<watch::Receiver<Opened>>,
+    opening: Option<Opening>,
 }
 
 /// The connection of one store.
@@ -68,31 +125,33 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection, and its number. It goes on opening when the caller is dropped: one that takes longer than a
-    /// request may would otherwise never come.
+    /// The connection, and its number.
     async fn connection(&self) -> Result<(MultiplexedConnection, u64)> {
         let (mut opening, number) = {
             let mut state = self.state();
-            let opening = if let Some(opening) = &state.opening {
-                opening.clone()
+            if let Some(opening) = &mut state.opening {
+                opening.go_on(&self.server);
+                (opening.opened.clone(), state.number)
             } else {
-                let (sender, receiver) = watch::channel(None);
-                let server = Arc::clone(&self.server);
-                tokio::spawn(async move {
-                    let opened = server.open().await;
-                    sender.send_replace(Some(opened));
-                });
+                let opening = Opening::begin(&self.server);
+                let opened = opening.opened.clone();
                 state.number += 1;
-                state.opening = Some(receiver.clone());
-                receiver
-            };
-            (opening, state.number)
+                state.opening = Some(opening);
+                (opened, state.number)
+            }
+        };
+        let mut waiting = Waiting {
+            slot: self,
+            number,
+            since: Instant::now(),
+            done: false,
         };
         // The task ends without an answer with its runtime, which need not be this one.
         let opened = match opening.wait_for(Option::is_some).await {
             Ok(opened) => opened.clone(),
             Err(_) => None,
         };
+        waiting.done = true;
         match opened {
             Some(Ok(connection)) => Ok((connection, number)),
             Some(Err(error)) => {
@@ -164,6 +223,28 @@ impl Slot {
                 self.run(&command("EVAL", script.text())).await
             }
             answer => answer.map_err(|e| error::map(&self.server.place, e)),
+        }
+    }
+}
+
+/// A call that waits for the connection to open.
+struct Waiting<'a> {
+    slot: &'a Slot,
+    number: u64,
+    since: Instant,
+    done: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.done || self.since.elapsed() < SUSPICIOUS {
+            return;
+        }
+        let mut state = self.slot.state();
+        if state.number == self.number
+            && let Some(opening) = &mut state.opening
+        {
+            opening.given_up = true;
         }
     }
 }

@@ -40,6 +40,23 @@ async fn a_short_restart_loses_nothing_and_a_long_one_ends_the_term() {
     assert!(next.unwrap().unwrap().token() > guard.token());
 }
 
+/// A handshake that the network has swallowed never ends: the next call has a connection of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_was_swallowed_holds_nobody_up() {
+    let Some(server) = shared().await else { return };
+    let Some(port) = server.port() else { return };
+    let proxy = Proxy::start(port).unwrap();
+    let store = store_at(&server.url_at(proxy.port()), "handshake:");
+    let name = claim("n", MINUTE).name;
+    proxy.set_flow(Direction::ToClient, Flow::Swallow);
+    let call = store.leases.observe(&name);
+    let call = tokio::time::timeout(Duration::from_millis(500), call).await;
+    assert!(call.is_err(), "{call:?}");
+    proxy.heal();
+    let call = tokio::time::timeout(Duration::from_secs(3), store.leases.observe(&name));
+    call.await.expect("a new connection").unwrap();
+}
+
 /// 16, 106: a connection that is open and silent ends the term in time, and another one is opened after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_connection_ends_the_term_in_time() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use conformance_tests::Tier;
-use conformance_tests::servers::{Direction, Proxy, Server};
+use conformance_tests::servers::{Direction, Flow, Proxy, Server};
 use lock_core::{LockPersistence as _, LockProvider as _, Provider, Renewal, Timing};
 use lock_sql::sqlx::mysql::MySqlPoolOptions;
 use lock_sql::sqlx::{self, Connection as _};
@@ -59,6 +59,26 @@ async fn a_connection_that_is_slow_to_open_is_used_in_the_end() {
         assert!(calls < 20, "never opened");
     }
     assert!(calls > 1, "the connection was not slow");
+}
+
+/// A handshake that the network has swallowed never ends: the next call has a connection of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_was_swallowed_holds_nobody_up() {
+    let Some(place) = Place::shared().await else {
+        return;
+    };
+    place.prepared().await;
+    let Some((store, proxy)) = through_proxy(&place) else {
+        return;
+    };
+    let name = crate::support::name("a");
+    proxy.set_flow(Direction::ToClient, Flow::Swallow);
+    let call = store.observe(&name);
+    let call = tokio::time::timeout(Duration::from_millis(500), call).await;
+    assert!(call.is_err(), "{call:?}");
+    proxy.heal();
+    let call = tokio::time::timeout(Duration::from_secs(3), store.observe(&name));
+    call.await.expect("a new connection").unwrap();
 }
 
 /// 76, and the second half of 16.

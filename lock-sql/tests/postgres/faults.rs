@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Direction, Proxy, Server};
+use conformance_tests::servers::{Direction, Flow, Proxy, Server};
 use lock_core::{ErrorKind, LockPersistence as _, LockProvider as _, Renewal};
 
 use crate::support::{
@@ -68,6 +68,24 @@ async fn a_connection_that_is_slow_to_open_is_used_in_the_end() {
         assert!(calls < 20, "never opened");
     }
     assert!(calls > 1, "the connection was not slow");
+}
+
+/// A handshake that the network has swallowed never ends: the next call has a connection of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_that_was_swallowed_holds_nobody_up() {
+    let Some(server) = shared().await else { return };
+    let Some(port) = server.port() else { return };
+    let (_, table) = store(&server).await;
+    let proxy = Proxy::start(port).unwrap();
+    let store = store_at(&server.url_at(proxy.port()), &table);
+    let name = claim("n", MINUTE).name;
+    proxy.set_flow(Direction::ToClient, Flow::Swallow);
+    let call = store.observe(&name);
+    let call = tokio::time::timeout(Duration::from_millis(500), call).await;
+    assert!(call.is_err(), "{call:?}");
+    proxy.heal();
+    let call = tokio::time::timeout(Duration::from_secs(3), store.observe(&name));
+    call.await.expect("a new connection").unwrap();
 }
 
 /// 16: a connection that is open and silent: loss by the deadline, and a new connection afterwards.

@@ -11,12 +11,15 @@ const MASK: &str = "***";
 
 /// Parameters of a URL whose values are no secrets. Errors repeat them: a statement to run would be
 /// useless with a mask for the table.
-const PLAIN: [&str; 11] = [
+const PLAIN: [&str; 14] = [
     "application_name",
     "dbname",
     "host",
     "hostaddr",
+    "longest_ttl_ms",
+    "node_timeout_ms",
     "port",
+    "prefix",
     "sslmode",
     "sslrootcert",
     "ssl-ca",
@@ -206,6 +209,10 @@ mod tests {
             ("postgres://me:s3cret@db/x", "postgres://me:***@db/x"),
             ("a 'redis://:pw@h:1/0' b", "a 'redis://:***@h:1/0' b"),
             ("redis://token@h", "redis://***@h"),
+            (
+                "quorum+redis://u:pw@a:1,b,c/0",
+                "quorum+redis://u:***@a:1,b,c/0",
+            ),
             (
                 "mysql://u:p@ss:w/rd@h/db?ssl-mode=x",
                 "mysql://u:***@h/db?ssl-mode=x",

@@ -25,6 +25,7 @@ pub mod memory;
 mod name;
 mod persistence;
 mod provider;
+pub mod quorum;
 mod telemetry;
 mod timing;
 mod token;

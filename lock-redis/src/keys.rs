@@ -46,6 +46,11 @@ impl Prefix {
         keys
     }
 
+    /// The key that tells since when the server has not been emptied. No key of a name is like it.
+    pub(crate) fn born(&self) -> String {
+        format!("{}born", self.0)
+    }
+
     /// A pattern that all marks of names with this beginning match, and few other keys.
     pub(crate) fn marks(&self, beginning: &str) -> String {
         let mut pattern = format!("{}{{.", self.0);

@@ -7,9 +7,11 @@ mod error;
 mod keys;
 mod listener;
 mod persistence;
+mod quorum;
 mod scripts;
 mod start;
 
 pub use config::RedisConfig;
 pub use keys::Prefix;
 pub use persistence::RedisPersistence;
+pub use quorum::quorum;

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use lock_core::quorum::{Vouch, Witness};
 use lock_core::{
     Attempt, Capabilities, Claim, Error, ErrorKind, Fencing, Handle, Holder, Lease, LeaseState,
     LockName, LockPersistence, Metadata, Mode, Observation, Operation, Release, Renewal, Request,
@@ -457,5 +458,25 @@ impl LockPersistence for RedisPersistence {
         self.listener.close();
         self.slot.close();
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Witness for RedisPersistence {
+    async fn vouch(&self) -> Result<Vouch> {
+        let result = async {
+            self.open()?;
+            let keys = [self.prefix.born()];
+            let mut info = redis::cmd("INFO");
+            info.arg("server");
+            let (age, info) = tokio::join!(
+                self.script(&scripts::BORN, &keys, &[]),
+                self.slot.run(&info)
+            );
+            let (server, up) = start::identity(&info?)?;
+            // A server that restarts from a snapshot has the key, and has lost what came after the snapshot.
+            Ok(Vouch::new(server, up.min(age?.micros()?)))
+        };
+        self.at(Operation::Prepare, None, result.await)
     }
 }

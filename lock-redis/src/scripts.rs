@@ -30,6 +30,7 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE = "acquire.lua";
+    BORN = "born.lua";
     LOOK = "look.lua";
     READ = "read.lua";
     RELEASE = "release.lua";

@@ -1,11 +1,13 @@
 //! What is looked at before the first request: settings of the server that make leases less than they seem. One
 //! warning each; only what makes leases impossible is an error.
 
+use std::time::Duration;
+
 use lock_core::{Error, ErrorKind, Result};
 use redis::Value;
 
 use crate::connection::Slot;
-use crate::scripts;
+use crate::{error, scripts};
 
 /// The value of `field` in an answer of `INFO`.
 fn field<'a>(info: &'a str, field: &str) -> Option<&'a str> {
@@ -14,15 +16,33 @@ fn field<'a>(info: &'a str, field: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
+fn text(info: &Value) -> Option<String> {
+    match info {
+        Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
+        Value::VerbatimString { text, .. } => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// Which run of which server it is, and for how long it is up.
+pub(crate) fn identity(info: &Value) -> Result<(String, Duration)> {
+    let info = text(info).unwrap_or_default();
+    let up = field(&info, "uptime_in_seconds").and_then(|up| up.parse().ok());
+    let (Some(run), Some(up)) = (field(&info, "run_id"), up) else {
+        return Err(error::unexpected("no run_id or uptime_in_seconds in INFO"));
+    };
+    // Begin and now are both cut to whole seconds.
+    let up = Duration::from_secs(up).saturating_sub(Duration::from_secs(1));
+    Ok((run.to_owned(), up))
+}
+
 /// Says what is unsafe, and refuses what is impossible. `keys` are those of a name that nobody uses.
 pub(crate) async fn check(slot: &Slot, plain: Option<&str>, keys: &[String]) -> Result<()> {
     if let Some(place) = plain {
         tracing::warn!("the connection to {place} is not encrypted");
     }
     let info = match slot.run(&redis::cmd("INFO")).await {
-        Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
-        Ok(Value::VerbatimString { text, .. }) => text,
-        Ok(_) => String::new(),
+        Ok(info) => text(&info).unwrap_or_default(),
         // A user without the right to ask may still lock; only the server's state stays unknown.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             // Whether leases are possible shows the right to run a script on the keys of this prefix.

@@ -72,12 +72,14 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 8] = [
+const SCHEMES: [(&str, Option<&str>); 10] = [
     ("memory", None),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
     ("postgres", Some("postgres")),
     ("postgresql", Some("postgres")),
+    ("quorum+redis", Some("redis")),
+    ("quorum+rediss", Some("redis")),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
     ("sqlite", Some("sqlite")),
@@ -101,6 +103,8 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
             let config = lock_redis::RedisConfig::from_url(url)?;
             Ok(Arc::new(lock_redis::RedisPersistence::new(&config)?))
         }
+        #[cfg(feature = "redis")]
+        Some("quorum+redis" | "quorum+rediss") => Ok(Arc::new(lock_redis::quorum(url)?)),
         #[cfg(feature = "sqlite")]
         Some("sqlite") => {
             let config = lock_sql::SqliteConfig::from_url(url)?;
@@ -163,6 +167,7 @@ mod tests {
             "mariadb://me:hunter2@host:hunter2/db",
             "postgres:hunter2",
             "postgresql://me:hunter2@host:hunter2/db",
+            "quorum+redis://me:hunter2@host:hunter2/0",
             "redis://me:hunter2@host:hunter2/0",
             "rediss://me:hunter2@host:hunter2/0",
         ] {
@@ -173,7 +178,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, redis:, rediss:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, quorum+redis:, quorum+rediss:, redis:, rediss:, sqlite:"
             ),
             "{error}"
         );

@@ -21,6 +21,7 @@
 //! | (always) | `memory:` | this process: the single-node mode |
 //! | `postgres` | `postgres://USER:PASSWORD@HOST/DATABASE` | a PostgreSQL table |
 //! | `redis` | `redis://USER:PASSWORD@HOST/DATABASE`, `rediss://` | a Redis or Valkey server |
+//! | `redis` | `quorum+redis://HOST,HOST,HOST/DATABASE`, `quorum+rediss://` | a majority of independent servers |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 //! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
 

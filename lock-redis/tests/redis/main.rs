@@ -4,6 +4,7 @@
 
 mod faults;
 mod line;
+mod quorum;
 mod replies;
 mod start;
 mod support;

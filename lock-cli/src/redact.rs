@@ -210,8 +210,8 @@ mod tests {
             ("a 'redis://:pw@h:1/0' b", "a 'redis://:***@h:1/0' b"),
             ("redis://token@h", "redis://***@h"),
             (
-                "quorum+redis://u:pw@a:1,b,c/0",
-                "quorum+redis://u:***@a:1,b,c/0",
+                "quorum+redis://u:pw@a:1,b:2,c:3/0?prefix=x&node_timeout_ms=9",
+                "quorum+redis://u:***@a:1,b:2,c:3/0?prefix=x&node_timeout_ms=9",
             ),
             (
                 "mysql://u:p@ss:w/rd@h/db?ssl-mode=x",

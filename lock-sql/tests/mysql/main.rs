@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says by failing")]
 
+mod cost;
 mod faults;
 mod fence;
 mod rows;

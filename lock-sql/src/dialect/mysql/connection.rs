@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use lock_core::{Error, ErrorKind, Result};
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Either};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
@@ -82,12 +82,46 @@ impl Features {
     }
 }
 
+/// What is sent in one round trip.
+#[derive(Clone, Debug)]
+pub(super) enum Request {
+    /// One statement or more.
+    Text(String),
+    /// One statement, which the server reads once for each connection.
+    Prepared(Arc<str>, Vec<Value>),
+}
+
+/// What stands for a question mark.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Bytes(Vec<u8>),
+    Integer(i64),
+}
+
+impl From<String> for Request {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
 /// What one statement of a request has answered.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) rows: Vec<MySqlRow>,
     /// Rows that its condition found, changed or not.
     pub(super) found: u64,
+    /// The id that it left with `LAST_INSERT_ID`.
+    pub(super) id: u64,
+}
+
+impl Answer {
+    fn to(end: &MySqlQueryResult) -> Self {
+        Self {
+            rows: Vec::new(),
+            found: end.rows_affected(),
+            id: end.last_insert_id(),
+        }
+    }
 }
 
 /// Why a request failed, and whether the server can have got it.
@@ -119,7 +153,6 @@ impl Server {
             .timezone(None)
             .set_names(false)
             .charset("utf8mb4")
-            .statement_cache_capacity(0)
             .disable_statement_logging();
         Self {
             options: Options(options),
@@ -204,8 +237,21 @@ impl Server {
 }
 
 impl Open {
-    pub(super) async fn run(&mut self, sql: &str) -> Result<Vec<Answer>, sqlx::Error> {
-        let result = run(&mut self.connection, sql).await;
+    async fn run(&mut self, request: &Request) -> Result<Vec<Answer>, sqlx::Error> {
+        let result = match request {
+            Request::Text(sql) => run(&mut self.connection, sql).await,
+            Request::Prepared(sql, values) => {
+                let mut query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+                for value in values {
+                    query = match value {
+                        Value::Bytes(bytes) => query.bind(bytes),
+                        Value::Integer(number) => query.bind(number),
+                    };
+                }
+                let end = query.execute(&mut self.connection).await;
+                end.map(|end| vec![Answer::to(&end)])
+            }
+        };
         self.used = Instant::now();
         result
     }
@@ -229,11 +275,15 @@ pub(super) async fn run(
             Either::Right(row) => rows.push(row),
             Either::Left(end) => answers.push(Answer {
                 rows: std::mem::take(&mut rows),
-                found: end.rows_affected(),
+                ..Answer::to(&end)
             }),
         }
     }
     Ok(answers)
+}
+
+fn rollback() -> Request {
+    Request::Text("ROLLBACK".to_owned())
 }
 
 /// The place of one connection.
@@ -248,15 +298,15 @@ struct Seat {
 }
 
 impl Slot {
-    /// Runs the request that `sql` writes for this server, again while it loses to others.
+    /// Runs the request that `write` makes for this server, again while it loses to others.
     pub(super) async fn run(
         &self,
         server: &Arc<Server>,
-        sql: impl Fn(Features) -> String + Send + Sync,
+        write: impl Fn(Features) -> Request + Send + Sync,
     ) -> Result<Vec<Answer>> {
         let started = Instant::now();
         loop {
-            match self.once(server, &sql).await {
+            match self.once(server, &write).await {
                 Ok(answer) => return answer,
                 Err(failure)
                     if errors::lost_to_others(&failure.error) && started.elapsed() < PATIENCE =>
@@ -271,7 +321,7 @@ impl Slot {
     async fn once(
         &self,
         server: &Arc<Server>,
-        sql: impl Fn(Features) -> String + Send + Sync,
+        write: impl Fn(Features) -> Request + Send + Sync,
     ) -> Result<Result<Vec<Answer>>, Failure> {
         let mut seat = self.0.lock().await;
         // Taken out for the call: dropped midway, it goes with the future.
@@ -288,15 +338,15 @@ impl Slot {
                 Err(refused) => return Ok(Err(refused)),
             },
         };
-        let text = sql(open.features);
-        match open.run(&text).await {
+        let request = write(open.features);
+        match open.run(&request).await {
             Ok(answers) => {
                 seat.open = Some(open);
                 Ok(Ok(answers))
             }
             Err(error) => {
                 // What was begun is undone; where that is not sure, the connection goes.
-                if errors::lost_to_others(&error) && open.run("ROLLBACK").await.is_ok() {
+                if errors::lost_to_others(&error) && open.run(&rollback()).await.is_ok() {
                     seat.open = Some(open);
                 }
                 Err(Failure { error, sent: true })

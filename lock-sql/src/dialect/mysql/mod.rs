@@ -1,5 +1,6 @@
 //! MySQL and MariaDB.
 
+mod belief;
 mod connection;
 mod prepare;
 mod row;
@@ -19,7 +20,8 @@ use sqlx::Row as _;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use tokio::time::sleep;
 
-use self::connection::{Answer, Server, Slot};
+use self::belief::{Belief, Beliefs};
+use self::connection::{Answer, Request, Server, Slot};
 use self::statements::{NOW, Statements, mark};
 use self::wake::Waiters;
 use super::{Changes, Dialect, Tried};
@@ -78,6 +80,7 @@ pub(crate) struct MySql {
     attempts: Slot,
     reads: Slot,
     waiters: Arc<Waiters>,
+    beliefs: Beliefs,
 }
 
 impl MySql {
@@ -106,6 +109,7 @@ impl MySql {
             renewals: Slot::default(),
             attempts: Slot::default(),
             reads: Slot::default(),
+            beliefs: Beliefs::default(),
         })
     }
 
@@ -117,8 +121,9 @@ impl MySql {
         &self.place.server
     }
 
-    async fn run(&self, slot: &Slot, sql: String) -> Result<Vec<Answer>> {
-        slot.run(self.server(), |_| sql.clone()).await
+    async fn run(&self, slot: &Slot, request: impl Into<Request>) -> Result<Vec<Answer>> {
+        let request = request.into();
+        slot.run(self.server(), |_| request.clone()).await
     }
 
     /// What a statement has answered is decoded after it took effect.
@@ -129,7 +134,10 @@ impl MySql {
     /// A try that was denied although nobody holds the name: a lost race, or a server that is read-only.
     async fn refuse_read_only(&self) -> Result<()> {
         let answers = self
-            .run(&self.attempts, "SELECT CONCAT(@@global.read_only)".into())
+            .run(
+                &self.attempts,
+                "SELECT CONCAT(@@global.read_only)".to_owned(),
+            )
             .await?;
         let shown = answers.first().and_then(|a| a.rows.first());
         match self
@@ -145,11 +153,72 @@ impl MySql {
         }
     }
 
+    fn granted(&self, claim: &Claim, token: Token) -> Tried {
+        let handle = Arc::new(Handle {
+            name: claim.name.clone(),
+            place: Arc::clone(&self.place),
+        });
+        Tried::Granted(Lease::new(
+            claim,
+            token,
+            Duration::from_micros(row::micros(claim.ttl).unsigned_abs()),
+            lock_core::Handle::new(handle),
+        ))
+    }
+
+    /// A try at a name that is believed to be free; `None` when it is not.
+    async fn take(&self, claim: &Claim) -> Result<Option<Tried>> {
+        let sql = self.sql().take(claim, mark());
+        let answers = self.run(&self.attempts, sql).await?;
+        let Some(taken) = answers.first().filter(|a| a.found > 0) else {
+            return Ok(None);
+        };
+        let token =
+            self.decoded(Token::new(taken.id).map_err(|e| sqlx::Error::Decode(e.into())))?;
+        Ok(Some(self.granted(claim, token)))
+    }
+
+    /// A try at a name that is believed to be held by another; `None` when it is not.
+    async fn look(&self, claim: &Claim) -> Result<Option<Tried>> {
+        let answers = self
+            .run(&self.attempts, self.sql().read(&claim.name))
+            .await?;
+        let Some(seen) = answers.first().and_then(|a| a.rows.first()) else {
+            return Ok(None);
+        };
+        if self.decoded(row::nonce(seen))? == Some(claim.nonce) {
+            return Ok(None);
+        }
+        let state = self.decoded(row::state(seen))?;
+        Ok(matches!(state, LeaseState::Held(_)).then_some(Tried::Denied(state)))
+    }
+
+    /// A try at a name of which nothing is known.
+    async fn decide(&self, claim: &Claim) -> Result<Tried> {
+        let mark = mark();
+        let answers = self
+            .run(&self.attempts, self.sql().try_acquire(claim, mark))
+            .await?;
+        let Some(seen) = answers.last().and_then(|a| a.rows.first()) else {
+            self.refuse_read_only().await?;
+            return Ok(Tried::Denied(LeaseState::Absent));
+        };
+        if self.decoded(seen.try_get::<i64, _>("version"))? == mark {
+            return Ok(self.granted(claim, self.decoded(row::token(seen))?));
+        }
+        let state = self.decoded(row::state(seen))?;
+        if !matches!(state, LeaseState::Held(_)) {
+            self.refuse_read_only().await?;
+        }
+        Ok(Tried::Denied(state))
+    }
+
     /// Resolves when the name can be had, or is another's than it was when this began.
     async fn wait_in_line(&self, claim: &Claim, seen: &Holder) -> Result<()> {
         if matches!(self.read(&claim.name).await?, LeaseState::Held(now) if now.token == seen.token)
         {
             self.waiters.subscribe(&claim.name, false).changed().await?;
+            self.beliefs.set(&claim.name, Belief::Free);
         }
         Ok(())
     }
@@ -160,7 +229,7 @@ impl MySql {
         let answers = self
             .renewals
             .run(self.server(), |features| {
-                self.sql().renew(leases, mark, features.skip_locked)
+                self.sql().renew(leases, mark, features.skip_locked).into()
             })
             .await?;
         let mut seen = BTreeMap::new();
@@ -201,31 +270,20 @@ impl Dialect for MySql {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Tried> {
-        let mark = mark();
-        let answers = self
-            .run(&self.attempts, self.sql().try_acquire(claim, mark))
-            .await?;
-        let Some(seen) = answers.last().and_then(|a| a.rows.first()) else {
-            self.refuse_read_only().await?;
-            return Ok(Tried::Denied(LeaseState::Absent));
+        let tried = match self.beliefs.take(&claim.name) {
+            Some(Belief::Free) => self.take(claim).await?,
+            Some(Belief::Held) => self.look(claim).await?,
+            None => None,
         };
-        if self.decoded(seen.try_get::<i64, _>("version"))? == mark {
-            let handle = Arc::new(Handle {
-                name: claim.name.clone(),
-                place: Arc::clone(&self.place),
-            });
-            return Ok(Tried::Granted(Lease::new(
-                claim,
-                self.decoded(row::token(seen))?,
-                Duration::from_micros(row::micros(claim.ttl).unsigned_abs()),
-                lock_core::Handle::new(handle),
-            )));
+        let tried = match tried {
+            Some(tried) => tried,
+            None => self.decide(claim).await?,
+        };
+        // Granted, it is held too: by the caller.
+        if !matches!(&tried, Tried::Denied(state) if !matches!(state, LeaseState::Held(_))) {
+            self.beliefs.set(&claim.name, Belief::Held);
         }
-        let state = self.decoded(row::state(seen))?;
-        if !matches!(state, LeaseState::Held(_)) {
-            self.refuse_read_only().await?;
-        }
-        Ok(Tried::Denied(state))
+        Ok(tried)
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Result<Renewal>>> {
@@ -265,7 +323,11 @@ impl Dialect for MySql {
     async fn release(&self, lease: &Lease) -> Result<bool> {
         let sql = self.sql().release(lease, mark());
         let answers = self.run(&self.renewals, sql).await?;
-        Ok(answers.first().is_some_and(|a| a.found > 0))
+        let released = answers.first().is_some_and(|a| a.found > 0);
+        if released {
+            self.beliefs.set(row::stored_name(lease), Belief::Free);
+        }
+        Ok(released)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {

@@ -20,12 +20,12 @@ pub(super) async fn prepare(
         "SELECT CONCAT(@@global.read_only); SHOW CREATE TABLE {0}; SHOW FULL COLUMNS FROM {0}",
         statements.table
     );
-    let looked = slot.run(server, |_: Features| shape.clone()).await;
+    let looked = slot.run(server, |_: Features| shape.clone().into()).await;
     let missing = |error: &Error| error.kind() == ErrorKind::Schema;
     let answers = match looked {
         Err(error) if missing(&error) => {
-            slot.run(server, |_| statements.create()).await?;
-            slot.run(server, |_| shape.clone()).await?
+            slot.run(server, |_| statements.create().into()).await?;
+            slot.run(server, |_| shape.clone().into()).await?
         }
         other => other?,
     };
@@ -48,7 +48,8 @@ pub(super) async fn prepare(
         return Err(errors::read_only(server.host()));
     }
     // Touches nothing, but needs every right that is needed later.
-    slot.run(server, |_| rights(&statements.table)).await?;
+    slot.run(server, |_| rights(&statements.table).into())
+        .await?;
     Ok(())
 }
 

@@ -135,7 +135,10 @@ impl Waiters {
                 list.entries.iter().map(|e| e.name.clone()).collect()
             };
             let sql = self.place.statements.look_at(&names);
-            let answers = self.slot.run(&self.place.server, |_| sql.clone()).await?;
+            let answers = self
+                .slot
+                .run(&self.place.server, |_| sql.clone().into())
+                .await?;
             let mut now = BTreeMap::new();
             for shown in answers.iter().flat_map(|a| &a.rows) {
                 let read = || {

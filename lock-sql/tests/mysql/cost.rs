@@ -1,7 +1,7 @@
 //! What is sent for the common cases, counted by the server.
 
 use lock_core::{Attempt, LockPersistence as _, Release};
-use lock_sql::sqlx::{Executor as _, Row as _};
+use lock_sql::sqlx::{self, Executor as _, Row as _};
 
 use crate::support::{LONG, Place, claim, granted};
 
@@ -9,10 +9,7 @@ use crate::support::{LONG, Place, claim, granted};
 async fn count(place: &Place, what: &str) -> i64 {
     let sql = format!("SHOW GLOBAL STATUS LIKE '{what}'");
     let mut by_hand = place.by_hand().await;
-    let row = by_hand
-        .fetch_one(lock_sql::sqlx::AssertSqlSafe(sql))
-        .await
-        .unwrap();
+    let row = by_hand.fetch_one(sqlx::AssertSqlSafe(sql)).await.unwrap();
     let shown: String = row.try_get_unchecked(1).unwrap();
     shown.parse().unwrap()
 }

@@ -19,7 +19,8 @@ use lock_core::Nonce;
     after_help = "Exit: 0 every invariant held, 1 one is broken (or a mutant was not caught), 2 it could not run, 3 this machine has no such server."
 )]
 struct Args {
-    /// A URL, or the word for a store that is started for the run: sqlite, postgres, mariadb
+    /// A URL, or the word for a store that is started for the run: sqlite, postgres, mariadb, redis,
+    /// zookeeper
     #[arg(long, default_value = "sqlite")]
     store: String,
 

@@ -7,10 +7,20 @@ use conformance_tests::chaos::{Launch, Opening, Scenario, Site, Stage};
 use conformance_tests::servers::{Kind, Server, SteppedClock};
 use lockkit::ConnectOptions;
 
+/// The tick of a ZooKeeper server that is started for a run, in milliseconds.
+const TICK: u32 = 100;
+
 /// A client of the store that this URL names. Nothing is prepared.
 pub(crate) fn open(url: String) -> Opening {
     Box::pin(async move {
         let options = ConnectOptions::new().with_prepare(false);
+        // Those that are started for a run tick faster than the default.
+        let own = url.starts_with("zookeeper://") && !url.contains('?');
+        let url = if own {
+            format!("{url}?tick={TICK}")
+        } else {
+            url
+        };
         Ok(options.persistence(&url).await?)
     })
 }
@@ -52,7 +62,7 @@ impl Place {
                 _folder: Some(folder),
             });
         }
-        let kinds = [Kind::Postgres, Kind::MariaDb];
+        let kinds = [Kind::Postgres, Kind::MariaDb, Kind::Redis, Kind::ZooKeeper];
         let kind = kinds.into_iter().find(|kind| kind.name() == store);
         let Some(kind) = kind else {
             let names = kinds.map(Kind::name).join(", ");
@@ -61,6 +71,10 @@ impl Place {
             )));
         };
         let mut builder = Server::builder(kind);
+        if kind == Kind::Redis {
+            // A restart of a server that keeps nothing ends every lease.
+            builder = builder.durable();
+        }
         let clock = scenario.steps_the_store().then(SteppedClock::new);
         let clock = clock.transpose().map_err(Stop::failed)?;
         if let Some(clock) = &clock {

@@ -18,13 +18,15 @@ pub(crate) struct Session {
 impl Session {
     /// A new session for leases of this ttl. Must be called on the runtime that is to keep it alive.
     pub(crate) async fn open(config: &ZooKeeperConfig, ttl: Duration) -> Result<Self> {
+        let asked = config.timeout_for(ttl);
         let client = Client::connector()
-            .with_session_timeout(config.timeout_for(ttl))
+            .with_session_timeout(asked)
             .with_fail_eagerly()
             .connect(&config.servers)
             .await
             .map_err(error::map)?;
         let negotiated = client.session_timeout();
+        tracing::info!(?asked, granted = ?negotiated, lease = ?config.ttl_within(negotiated).min(ttl), "a new session");
         let longest = config.ttl_within(negotiated);
         if longest.is_zero() {
             let text = format!(

@@ -72,7 +72,7 @@ impl ConnectOptions {
 }
 
 /// Every scheme of this project's stores, with the feature that it needs.
-const SCHEMES: [(&str, Option<&str>); 10] = [
+const SCHEMES: [(&str, Option<&str>); 11] = [
     ("memory", None),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
@@ -83,6 +83,7 @@ const SCHEMES: [(&str, Option<&str>); 10] = [
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
     ("sqlite", Some("sqlite")),
+    ("zookeeper", Some("zookeeper")),
 ];
 
 fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
@@ -114,6 +115,11 @@ fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
         Some("mysql" | "mariadb") => {
             let config = lock_sql::MySqlConfig::from_url(url)?;
             Ok(Arc::new(lock_sql::SqlPersistence::mysql(&config)?))
+        }
+        #[cfg(feature = "zookeeper")]
+        Some("zookeeper") => {
+            let config = lock_zk::ZooKeeperConfig::from_url(url)?;
+            Ok(Arc::new(lock_zk::ZooKeeperPersistence::new(config)))
         }
         scheme => Err(bad(refusal(scheme))),
     }
@@ -170,6 +176,7 @@ mod tests {
             "quorum+redis://me:hunter2@host:hunter2/0",
             "redis://me:hunter2@host:hunter2/0",
             "rediss://me:hunter2@host:hunter2/0",
+            "zookeeper://me:hunter2@host/x",
         ] {
             let error = store(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig);
@@ -178,7 +185,7 @@ mod tests {
         let error = store("zebra://me:x@host").expect_err("unknown");
         assert!(
             error.to_string().contains(
-                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, quorum+redis:, quorum+rediss:, redis:, rediss:, sqlite:"
+                "zebra: is not known; known are memory:, mysql:, mariadb:, postgres:, postgresql:, quorum+redis:, quorum+rediss:, redis:, rediss:, sqlite:, zookeeper:"
             ),
             "{error}"
         );

@@ -24,6 +24,7 @@
 //! | `redis` | `quorum+redis://HOST,HOST,HOST/DATABASE`, `quorum+rediss://` | a majority of independent servers |
 //! | `sqlite` (default) | `sqlite:PATH` | one file, several processes of one host |
 //! | `mysql` | `mysql://`, `mariadb://` | a table in a MySQL or MariaDB database |
+//! | `zookeeper` | `zookeeper://HOST,HOST,HOST/FOLDER?tick=MILLISECONDS` | a ZooKeeper ensemble |
 
 mod connect;
 
@@ -33,6 +34,8 @@ pub use lock_core::*;
 pub use lock_redis as redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use lock_sql as sql;
+#[cfg(feature = "zookeeper")]
+pub use lock_zk as zookeeper;
 
 /// The examples of the README, run as tests.
 #[cfg(all(doctest, feature = "sqlite"))]

@@ -10,6 +10,7 @@
 //! Environment: `LOCK_TEST_TIER` (`ci`, `full`), `LOCK_TEST_SEED` (a number, printed by each failing
 //! case), `LOCK_TEST_TIMES` (a file to which each case appends its time).
 
+pub mod bench;
 mod candidate;
 mod case;
 mod cases;

@@ -481,4 +481,9 @@ async fn what_was_revoked_is_fenced_on_every_majority() {
         tokio::time::sleep(TTL).await;
     }
     assert_eq!(store.revoke(&name(), "again").await.unwrap(), None);
+    // What a minority has is nobody's.
+    let left = machines[0].memory.try_acquire(&claim()).await.unwrap();
+    assert!(matches!(left, Attempt::Granted(_)), "{left:?}");
+    assert_eq!(store.revoke(&name(), "again").await.unwrap(), None);
+    assert!(!machines[0].is_held().await);
 }

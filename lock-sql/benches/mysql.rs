@@ -1,24 +1,21 @@
-//! MySQL and MariaDB; what is measured: `server/mod.rs`.
+//! MySQL and MariaDB; what is measured: `conformance_tests::bench`.
 //!
 //! ```sh
 //! cargo bench -p lock-sql --features mysql --bench mysql
 //! ```
 
-mod server;
-
 use std::sync::Arc;
 
+use conformance_tests::bench::{self, Measured, Result};
 use conformance_tests::servers::Server;
 use lock_core::LockPersistence;
 use lock_sql::sqlx::mysql::MySqlConnection;
 use lock_sql::sqlx::{self, Connection as _, Executor as _, Row as _};
 use lock_sql::{MySqlConfig, SqlPersistence};
 
-use self::server::{Database, Result};
-
 struct MySql(MySqlConnection);
 
-impl Database for MySql {
+impl Measured for MySql {
     const GOAL: f64 = 1.25;
 
     fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
@@ -49,7 +46,7 @@ impl Database for MySql {
         Ok(())
     }
 
-    async fn statements(&mut self) -> Result<u64> {
+    async fn requests(&mut self) -> Result<u64> {
         let row = self
             .0
             .fetch_one("SHOW GLOBAL STATUS LIKE 'Queries'")
@@ -60,7 +57,11 @@ impl Database for MySql {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let server = || Server::mariadb().with_setting("max-connections", "1200");
+    let server = || {
+        Server::mariadb()
+            .durable()
+            .with_setting("max-connections", "1200")
+    };
     let crowds = [(8, 8), (32, 32), (200, 200), (8, 1), (32, 1), (200, 1)];
-    server::run::<MySql>(server, &crowds).await
+    bench::run::<MySql>(server, &crowds).await
 }

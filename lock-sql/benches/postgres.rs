@@ -1,24 +1,21 @@
-//! PostgreSQL; what is measured: `server/mod.rs`.
+//! PostgreSQL; what is measured: `conformance_tests::bench`.
 //!
 //! ```sh
 //! cargo bench -p lock-sql --features postgres --bench postgres
 //! ```
 
-mod server;
-
 use std::sync::Arc;
 
+use conformance_tests::bench::{self, Measured, Result};
 use conformance_tests::servers::Server;
 use lock_core::LockPersistence;
 use lock_sql::sqlx::postgres::PgConnection;
 use lock_sql::sqlx::{self, Connection as _, Executor as _, Row as _};
 use lock_sql::{PostgresConfig, SqlPersistence};
 
-use self::server::{Database, Result};
-
 struct Postgres(PgConnection);
 
-impl Database for Postgres {
+impl Measured for Postgres {
     const GOAL: f64 = 1.15;
 
     fn store(url: &str) -> Result<Arc<dyn LockPersistence>> {
@@ -50,7 +47,7 @@ impl Database for Postgres {
     }
 
     /// Transactions of the database. Each statement of a store is one.
-    async fn statements(&mut self) -> Result<u64> {
+    async fn requests(&mut self) -> Result<u64> {
         // What a session has counted shows up to a second late: alike at both ends of a steady run.
         let sql = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
         let commits: i64 = self.0.fetch_one(sql).await?.get(0);
@@ -60,8 +57,12 @@ impl Database for Postgres {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let server = || Server::postgres().with_setting("max_connections", "900");
+    let server = || {
+        Server::postgres()
+            .durable()
+            .with_setting("max_connections", "900")
+    };
     // As many processes as a machine of this size can serve; the rest are further waiters in each.
     let crowds = [(8, 8), (32, 20), (200, 20), (200, 1)];
-    server::run::<Postgres>(server, &crowds).await
+    bench::run::<Postgres>(server, &crowds).await
 }

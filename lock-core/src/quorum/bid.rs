@@ -19,9 +19,18 @@ use crate::token::Token;
 /// split again.
 const SPLIT: (u64, u64) = (5, 40);
 
+/// How many claims are remembered, beside those that may have left something in the nodes.
+const MOST: usize = 4096;
+
 /// For how long at least the answers of all nodes are awaited when a majority has granted, so that the entries of a
 /// term mostly have one token.
 const GRACE: Duration = Duration::from_millis(2);
+
+/// How often a try is repeated in one call after a split vote.
+const REPEATS: u32 = 3;
+
+/// Marks what the loser of a split vote has seen.
+struct Split;
 
 /// The pause before a node that did not answer is told again to forget a bid.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -215,14 +224,17 @@ impl Quorum {
             return Ok(bid);
         }
         let mut bids = self.bids.map();
+        if bids.len() >= MOST {
+            // Claims that were given up without a word.
+            bids.retain(|_, of_claim| !of_claim.bids.is_empty());
+        }
         let known = bids.entry(key.clone()).or_default();
         let mut inner = claim.clone();
         inner.if_unchanged = None;
-        if claim.mode == Mode::Queue && !self.capabilities.queueing {
-            // The caller does not withdraw it when it gives up: what is burnt need not be remembered.
+        if !self.capabilities.queueing {
             inner.mode = Mode::Once;
-            inner.nonce = Nonce::random();
-        } else if known.burnt {
+        }
+        if known.burnt {
             inner.nonce = Nonce::random();
         }
         let id = Id::of(inner.nonce);
@@ -240,7 +252,20 @@ impl Quorum {
         Ok(bid)
     }
 
+    /// Votes until somebody has won, a few times at most.
     pub(super) async fn attempt(&self, claim: &Claim) -> Result<Attempt> {
+        for _ in 0..REPEATS {
+            match self.vote(claim).await? {
+                Attempt::Held(holder) if holder.handle.get::<Split>().is_some() => {
+                    tokio::time::sleep(holder.remaining).await;
+                }
+                decided => return Ok(decided),
+            }
+        }
+        self.vote(claim).await
+    }
+
+    async fn vote(&self, claim: &Claim) -> Result<Attempt> {
         self.open()?;
         let range = self.capabilities.ttl;
         if !(range.min..=range.max).contains(&claim.ttl) {
@@ -323,7 +348,7 @@ impl Quorum {
             // everywhere keeps its place in line instead.
             bid.end();
             if let Some(of_claim) = self.bids.map().get_mut(bid.key()) {
-                of_claim.burnt = bid.claim.mode == Mode::Queue;
+                of_claim.burnt = true;
             }
             if bid.ballots.load(Ordering::SeqCst) == 0 {
                 self.bids.remove(&bid);
@@ -449,7 +474,7 @@ impl<'a> Count<'a> {
             return Ok(Attempt::Held(holder));
         }
         // Nobody has a majority, as far as was heard; perhaps nobody at all.
-        let mut holder = merge::combine(&holders[..1], 1);
+        let mut holder = merge::combine(&holders[..1], 1).with_handle(Handle::new(Split));
         let (least, most) = SPLIT;
         holder.remaining = Duration::from_millis(least + bid.id.spread(most - least));
         Ok(Attempt::Held(holder))

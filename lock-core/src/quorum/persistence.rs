@@ -252,6 +252,12 @@ impl Quorum {
         let Some(largest) = burnt.iter().filter_map(|(_, token)| *token).max() else {
             return Ok(None);
         };
+        // With the nodes that are silent it may have been a majority; else it was nobody's, and is gone.
+        let ended = burnt.iter().filter(|(_, token)| token.is_some()).count();
+        let silent = self.nodes.len() - burnt.len();
+        if ended + silent < self.majority() {
+            return Ok(None);
+        }
         // No later grant of a majority may be below it, so a majority must know it.
         let claim = Claim::new(
             name.clone(),

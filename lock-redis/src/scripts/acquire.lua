@@ -19,11 +19,14 @@ if held.nonce then
   token = math.max(tonumber(held.token), tonumber(least))
 else
   token = math.max(now, last + 1, tonumber(least))
-  redis.call('DEL', lease)
+  if next(held) then redis.call('DEL', lease) end
 end
 redis.call('HSET', lease, 'nonce', nonce, 'owner', owner, 'token', text(token), 'ttl', ttl, 'metadata', metadata,
   'version', text(held.nonce and held.version + 1 or token))
 redis.call('PEXPIRE', lease, ttl)
-remember(horizon, 'token', text(math.max(token, last)), 'note', '', 'heir', '', 'kept', '0', 'used', text(now + ttl * 1000))
+redis.call('HSET', mark, 'token', text(math.max(token, last)), 'note', '', 'heir', '', 'kept', '0', 'used',
+  text(now + ttl * 1000))
+-- A release and a renewal make it live on.
+if not known.token then redis.call('PEXPIRE', mark, horizon) end
 leave(nonce)
 return { 'granted', text(token) }

@@ -9,8 +9,7 @@ local function text(number) return string.format('%.0f', number) end
 
 -- Takes one waiter out of the line.
 local function leave(nonce)
-  redis.call('ZREM', line, nonce)
-  redis.call('HDEL', waiters, nonce)
+  if redis.call('ZREM', line, nonce) == 1 then redis.call('HDEL', waiters, nonce) end
 end
 
 -- Whether the nonce of KEYS[5] was withdrawn: what is still on its way for it does nothing.
@@ -27,7 +26,8 @@ local function join(nonce, channel, ttl)
   redis.call('PEXPIRE', waiters, lives)
 end
 
--- Keeps the name for the first in line and tells it, and tells the second when to look.
+-- Tells the first in line that the name is kept for it, and the second when to look. Answers what the mark is to say of
+-- that: fields and values.
 local function hand_on(hand_off)
   local heir = ''
   while true do
@@ -41,21 +41,15 @@ local function hand_on(hand_off)
     if lives then heir = nonce end
     leave(nonce)
   end
-  redis.call('HSET', mark, 'heir', heir, 'kept', text(heir == '' and 0 or now + hand_off))
-end
-
--- The mark lives long after the lease; with it goes the counter, and then the clock is the least token.
-local function remember(horizon, ...)
-  redis.call('HSET', mark, ...)
-  redis.call('PEXPIRE', mark, horizon)
+  return 'heir', heir, 'kept', text(heir == '' and 0 or now + hand_off)
 end
 
 -- Ends the term that there is: what outlives it, and the next in line. A free name is still known by its last owner.
-local function free(token, note, horizon, hand_off)
-  local owner = redis.call('HGET', lease, 'owner')
+-- The mark lives long after the lease; with it goes the counter, and then the clock is the least token.
+local function free(owner, token, note, horizon, hand_off)
   redis.call('DEL', lease)
-  remember(horizon, 'token', token, 'owner', owner or '', 'note', note, 'used', text(now))
-  hand_on(hand_off)
+  redis.call('HSET', mark, 'token', token, 'owner', owner or '', 'note', note, 'used', text(now), hand_on(hand_off))
+  redis.call('PEXPIRE', mark, horizon)
 end
 
 -- owner, token, microseconds left, ttl, version, metadata: what is seen of a lease.

@@ -6,5 +6,6 @@ redis.call('PEXPIRE', lease, ttl)
 redis.call('HINCRBY', lease, 'version', 1)
 -- The mark may have been evicted or deleted by hand.
 redis.call('HSETNX', mark, 'token', token)
-remember(horizon, 'used', text(now + ttl * 1000))
+redis.call('HSET', mark, 'used', text(now + ttl * 1000))
+redis.call('PEXPIRE', mark, horizon)
 return { 'renewed', held[3] or '' }

@@ -3,5 +3,5 @@ local note, hand_off, horizon = unpack(ARGV)
 local token = redis.call('HGET', lease, 'token')
 if not token then return '' end
 local larger = text(math.max(now, tonumber(token) + 1, (tonumber(redis.call('HGET', mark, 'token')) or 0) + 1))
-free(larger, note, horizon, hand_off)
+free(redis.call('HGET', lease, 'owner'), larger, note, horizon, hand_off)
 return larger

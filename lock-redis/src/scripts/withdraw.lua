@@ -3,8 +3,9 @@ local nonce, hand_off, horizon, dead = unpack(ARGV)
 leave(nonce)
 redis.call('SET', KEYS[5], '1', 'PX', dead)
 if redis.call('HGET', lease, 'nonce') == nonce then
-  free(redis.call('HGET', lease, 'token'), '', horizon, hand_off)
+  local held = redis.call('HMGET', lease, 'owner', 'token')
+  free(held[1], held[2], '', horizon, hand_off)
 elseif redis.call('HGET', mark, 'heir') == nonce then
-  hand_on(hand_off)
+  redis.call('HSET', mark, hand_on(hand_off))
 end
 return 1

@@ -1,32 +1,48 @@
-//! What a lease on a database server costs beside the floor: a statement that does nothing, and one durable write
-//! through the same kind of connection; then a lock handed round among many. All floors and costs in one loop, so
-//! that the moods of disk and machine meet all alike; trust the ratio.
+//! What a lease costs beside the floor of its server: a request that does nothing, and one write; then a takeover, and a lock
+//! handed round among many. All floors and costs are measured in one loop, so that the moods of disk and machine meet all
+//! alike; trust the ratio.
+//!
+//! A program in `benches/` implements [`Measured`] and calls [`run`].
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Server, ServerBuilder, or_skip};
 use lock_core::{
     Attempt, Claim, LockName, LockPersistence, LockProvider as _, Nonce, Owner, Provider, Release,
     Renewal,
 };
 
-pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+use crate::servers::{Server, ServerBuilder, or_skip};
+
+/// Whatever goes wrong ends the measurement.
+pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// What is to be measured, and an operator's connection to it.
-pub(crate) trait Database: Sized {
-    /// The most that acquire and release may cost, in durable writes.
+pub trait Measured: Sized + Send {
+    /// What [`write`](Self::write) is.
+    const WRITE: &str = "durable write";
+    /// The most that acquire and release may cost, in writes.
     const GOAL: f64;
+
     /// Another process, as far as the store can tell.
+    ///
+    /// # Errors
+    /// The URL cannot be used.
     fn store(url: &str) -> Result<Arc<dyn LockPersistence>>;
-    /// Connects, and makes the row that [`write`](Self::write) changes.
-    async fn connect(url: &str) -> Result<Self>;
-    async fn noop(&mut self) -> Result<()>;
-    async fn write(&mut self) -> Result<()>;
-    /// Statements that the server has run so far.
-    async fn statements(&mut self) -> Result<u64>;
+
+    /// Connects, and makes what [`write`](Self::write) changes.
+    fn connect(url: &str) -> impl Future<Output = Result<Self>> + Send;
+
+    /// A round trip that does nothing.
+    fn noop(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// What each acquisition and each release has to do at least.
+    fn write(&mut self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Requests of stores that the server has run so far.
+    fn requests(&mut self) -> impl Future<Output = Result<u64>> + Send;
 }
 
 #[derive(Default)]
@@ -63,7 +79,7 @@ fn claim(name: &LockName) -> Result<Claim> {
     ))
 }
 
-async fn costs<D: Database>(url: &str, rounds: usize) -> Result<()> {
+async fn costs<D: Measured>(url: &str, rounds: usize) -> Result<()> {
     let store = D::store(url)?;
     let other = D::store(url)?;
     store.prepare().await?;
@@ -119,14 +135,15 @@ async fn costs<D: Database>(url: &str, rounds: usize) -> Result<()> {
     }
     println!("{rounds} rounds, interleaved");
     noop.line("no-op");
-    write.line("durable write");
+    write.line(D::WRITE);
     denied.line("denied try");
     acquire.line("acquire");
     renew.line("renew");
     release.line("release");
     both.line("acquire + release");
     println!(
-        "acquire + release ÷ 2 writes: {:.2} (goal {:.2});  denied try ÷ write: {:.2} (goal below 1)",
+        "acquire + release ÷ 2 × {}: {:.2} (goal {:.2});  denied try ÷ {0}: {:.2} (goal below 1)",
+        D::WRITE,
         both.percentile(50) / (2.0 * write.percentile(50)),
         D::GOAL,
         denied.percentile(50) / write.percentile(50)
@@ -135,7 +152,7 @@ async fn costs<D: Database>(url: &str, rounds: usize) -> Result<()> {
 }
 
 /// From a release to the grant of a standby that has waited for long, and what such a standby costs.
-async fn clean_takeover<D: Database>(url: &str, rounds: usize) -> Result<()> {
+async fn clean_takeover<D: Measured>(url: &str, rounds: usize) -> Result<()> {
     let leader = Provider::new(D::store(url)?);
     let standby = Provider::new(D::store(url)?);
     let mut admin = D::connect(url).await?;
@@ -154,11 +171,11 @@ async fn clean_takeover<D: Database>(url: &str, rounds: usize) -> Result<()> {
         if round == 0 {
             // Both count in whole rounds of their renewals and polls.
             let span = Duration::from_secs(15);
-            let before = admin.statements().await?;
+            let before = admin.requests().await?;
             tokio::time::sleep(span).await;
-            let spent = admin.statements().await? - before;
+            let spent = admin.requests().await? - before;
             println!(
-                "a leader and its standby while nothing changes: {} statements per minute",
+                "a leader and its standby while nothing changes: {} requests per minute",
                 spent * 4
             );
         }
@@ -171,7 +188,7 @@ async fn clean_takeover<D: Database>(url: &str, rounds: usize) -> Result<()> {
 }
 
 /// From the last renewal that the store saw, whose holder is gone without a word, to the grant of a standby.
-async fn crash_takeover<D: Database>(url: &str, rounds: usize) -> Result<()> {
+async fn crash_takeover<D: Measured>(url: &str, rounds: usize) -> Result<()> {
     let ttl = Duration::from_secs(2);
     let timing = lock_core::Timing::for_ttl(ttl)?;
     let leader = D::store(url)?;
@@ -207,7 +224,7 @@ async fn crash_takeover<D: Database>(url: &str, rounds: usize) -> Result<()> {
 }
 
 /// `waiters` in as many processes as `stores` hand one lock round.
-async fn hand_over<D: Database>(
+async fn hand_over<D: Measured>(
     url: &str,
     waiters: usize,
     stores: usize,
@@ -272,11 +289,11 @@ async fn hand_over<D: Database>(
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let before = admin.statements().await?;
+    let before = admin.requests().await?;
     counts.store(true, Ordering::Relaxed);
     tokio::time::sleep(span).await;
     counts.store(false, Ordering::Relaxed);
-    let spent = admin.statements().await? - before;
+    let spent = admin.requests().await? - before;
     stop.store(true, Ordering::Relaxed);
     let (mut all, mut handed) = (Vec::new(), 0);
     for worker in workers {
@@ -289,7 +306,7 @@ async fn hand_over<D: Database>(
     let (least, most) = (all.iter().min(), all.iter().max());
     println!(
         "{waiters:>3} waiters in {:>3} processes: {:>5.0} acquisitions/s, {:>5.0} hand-overs/s, gap p50 {:.2} ms p99 \
-         {:.2} ms, {:.1} statements per acquisition, per waiter {} to {}",
+         {:.2} ms, {:.1} requests per acquisition, per waiter {} to {}",
         stores.len(),
         total as f64 / span.as_secs_f64(),
         handed as f64 / span.as_secs_f64(),
@@ -304,8 +321,11 @@ async fn hand_over<D: Database>(
 
 /// All of it, on a server that `server` starts. `crowds`: how many waiters, in how many processes.
 ///
-/// `LOCK_BENCH_ROUNDS` sets the rounds; `LOCK_BENCH_ONLY` names one part.
-pub(crate) async fn run<D: Database>(
+/// `LOCK_BENCH_ROUNDS` sets the rounds; `LOCK_BENCH_ONLY` names one part: `costs`, `takeover` or `crowds`.
+///
+/// # Errors
+/// The first thing that went wrong. A server that is not on this machine is said, and is no error.
+pub async fn run<D: Measured>(
     server: fn() -> ServerBuilder,
     crowds: &[(usize, usize)],
 ) -> Result<()> {
@@ -315,7 +335,7 @@ pub(crate) async fn run<D: Database>(
     };
     let only = std::env::var("LOCK_BENCH_ONLY").unwrap_or_default();
     let wanted = |part: &str| only.is_empty() || only == part;
-    let start = move || or_skip(server().durable().start());
+    let start = move || or_skip(server().start());
     let server: Option<Server> = tokio::task::spawn_blocking(start).await?;
     let Some(server) = server else {
         return Ok(());

@@ -92,7 +92,7 @@ async fn a_wrong_belief_costs_a_statement_and_decides_nothing() {
     store.release(&once).await.unwrap();
     let taken = granted(&store, &claim("m", LONG)).await;
     assert!(taken.token() > once.token());
-    let raised = lock_core::Token::new(taken.token().get() + 1000).unwrap();
+    let raised = lock_core::Token::new(taken.token().get() + 3_600_000_000).unwrap();
     store.release(&taken).await.unwrap();
     let high = granted(&store, &claim("m", LONG).with_min_token(Some(raised))).await;
     assert_eq!(high.token(), raised);

@@ -5,6 +5,8 @@
 mod cost;
 mod faults;
 mod fence;
+#[cfg(target_os = "linux")]
+mod line;
 mod rows;
 mod server;
 mod support;

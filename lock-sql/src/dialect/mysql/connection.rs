@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const SESSION: &str = "SET NAMES utf8mb4; \
      SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
      autocommit = 1, innodb_lock_wait_timeout = 1, lock_wait_timeout = 1; \
-     SHOW VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'binlog_format'); \
+     SHOW VARIABLES WHERE Variable_name IN ('version', 'log_bin', 'binlog_format', 'wsrep_on'); \
      SHOW SESSION STATUS LIKE 'Ssl_cipher'; \
      SELECT SLEEP(0.001), SYSDATE(6) > NOW(6)";
 
@@ -62,10 +62,12 @@ impl std::fmt::Debug for Options {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Features {
     pub(super) skip_locked: bool,
+    /// Its named locks are seen by all: the nodes of a Galera cluster do not share theirs.
+    pub(super) named_locks: bool,
 }
 
 impl Features {
-    fn of(version: &str) -> Self {
+    fn of(version: &str, galera: bool) -> Self {
         let mut parts = version
             .split(|c: char| !c.is_ascii_digit())
             .map(|part| part.parse().unwrap_or(0));
@@ -78,6 +80,7 @@ impl Features {
         };
         Self {
             skip_locked: version_of >= skips_since,
+            named_locks: !galera,
         }
     }
 }
@@ -181,13 +184,13 @@ impl Server {
             .with_indeterminate(true)
     }
 
-    async fn open(self: Arc<Self>) -> Result<Result<Open>, Failure> {
+    pub(super) async fn open(self: Arc<Self>) -> Result<Result<Open>, Failure> {
         let mut connection = self.options.0.connect().await.map_err(Failure::before)?;
         let answers = run(&mut connection, SESSION)
             .await
             .map_err(Failure::before)?;
         let mut version = String::new();
-        let (mut logs, mut logs_statements) = (false, false);
+        let (mut logs, mut logs_statements, mut galera) = (false, false, false);
         let mut cipher = String::new();
         for shown in answers.iter().take(4).flat_map(|a| &a.rows) {
             let cell = |n| row::shown(shown, n).map_err(Failure::before);
@@ -195,6 +198,7 @@ impl Server {
             match cell(0)?.as_str() {
                 "version" => version = value,
                 "log_bin" => logs = value == "ON",
+                "wsrep_on" => galera = value == "ON",
                 "binlog_format" => logs_statements = value == "STATEMENT",
                 _ => cipher = value,
             }
@@ -221,7 +225,7 @@ impl Server {
         }
         Ok(Ok(Open {
             connection,
-            features: Features::of(&version),
+            features: Features::of(&version, galera),
             used: Instant::now(),
         }))
     }
@@ -237,7 +241,7 @@ impl Server {
 }
 
 impl Open {
-    async fn run(&mut self, request: &Request) -> Result<Vec<Answer>, sqlx::Error> {
+    pub(super) async fn run(&mut self, request: &Request) -> Result<Vec<Answer>, sqlx::Error> {
         let result = match request {
             Request::Text(sql) => run(&mut self.connection, sql).await,
             Request::Prepared(sql, values) => {
@@ -256,9 +260,16 @@ impl Open {
         result
     }
 
-    /// Whether it still stands.
-    async fn stands(&mut self) -> bool {
-        self.used.elapsed() < IDLE || self.connection.ping().await.is_ok()
+    /// Whether it still stands; asked when it was idle for this long.
+    pub(super) async fn stands(&mut self, idle: Duration) -> bool {
+        self.used.elapsed() < idle || self.connection.ping().await.is_ok()
+    }
+
+    /// Says good-bye, which keeps the server's log clean; nothing is lost without.
+    pub(super) async fn close(self) {
+        if let Err(error) = self.connection.close().await {
+            tracing::debug!(%error, "closing a connection failed; it was dropped");
+        }
     }
 }
 
@@ -327,7 +338,7 @@ impl Slot {
         // Taken out for the call: dropped midway, it goes with the future.
         let mut open = seat.open.take();
         if let Some(idle) = &mut open
-            && !idle.stands().await
+            && !idle.stands(IDLE).await
         {
             open = None;
         }
@@ -357,10 +368,7 @@ impl Slot {
     pub(super) async fn close(&self) {
         let seat = std::mem::take(&mut *self.0.lock().await);
         if let Some(open) = seat.open {
-            // Saying good-bye keeps the server's log clean; nothing is lost without.
-            if let Err(error) = open.connection.close().await {
-                tracing::debug!(%error, "closing a connection failed; it was dropped");
-            }
+            open.close().await;
         }
     }
 }
@@ -377,10 +385,10 @@ mod tests {
             "8.0.36",
             "8.4.0-commercial",
         ] {
-            assert!(Features::of(skips).skip_locked, "{skips}");
+            assert!(Features::of(skips, false).skip_locked, "{skips}");
         }
         for waits in ["10.5.9-MariaDB", "5.7.44-log", ""] {
-            assert!(!Features::of(waits).skip_locked, "{waits}");
+            assert!(!Features::of(waits, false).skip_locked, "{waits}");
         }
     }
 }

@@ -1,13 +1,16 @@
 //! MySQL and MariaDB.
 
+mod attempt;
 mod belief;
 mod connection;
+mod line;
 mod prepare;
 mod row;
 mod statements;
 mod wake;
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +25,7 @@ use tokio::time::sleep;
 
 use self::belief::{Belief, Beliefs};
 use self::connection::{Answer, Request, Server, Slot};
+use self::line::Lines;
 use self::statements::{NOW, Statements, mark};
 use self::wake::Waiters;
 use super::{Changes, Dialect, Tried};
@@ -61,6 +65,11 @@ impl Place {
         Ok(answers.last().is_some_and(|answer| answer.rows.len() == 1))
     }
 
+    /// What a statement has answered is decoded after it took effect.
+    fn decoded<T>(&self, value: Result<T, sqlx::Error>) -> Result<T> {
+        value.map_err(|e| self.server.undecodable(e))
+    }
+
     pub(crate) fn error(&self, error: sqlx::Error) -> Error {
         errors::map(
             error,
@@ -80,6 +89,7 @@ pub(crate) struct MySql {
     attempts: Slot,
     reads: Slot,
     waiters: Arc<Waiters>,
+    lines: Lines,
     beliefs: Beliefs,
 }
 
@@ -99,12 +109,14 @@ impl MySql {
         let server = Arc::new(Server::new(options, table, statements.create()));
         let mut capabilities = Capabilities::new("mysql", Fencing::Checked);
         capabilities.push = true;
+        capabilities.queueing = true;
         capabilities.conditional_takeover = true;
         capabilities.min_token = true;
         let place = Arc::new(Place { server, statements });
         Ok(Self {
             capabilities,
             waiters: Arc::new(Waiters::new(Arc::clone(&place))),
+            lines: Lines::new(Arc::clone(&place)),
             place,
             renewals: Slot::default(),
             attempts: Slot::default(),
@@ -126,95 +138,19 @@ impl MySql {
         slot.run(self.server(), |_| request.clone()).await
     }
 
-    /// What a statement has answered is decoded after it took effect.
     fn decoded<T>(&self, value: Result<T, sqlx::Error>) -> Result<T> {
-        value.map_err(|e| self.server().undecodable(e))
+        self.place.decoded(value)
     }
 
-    /// A try that was denied although nobody holds the name: a lost race, or a server that is read-only.
-    async fn refuse_read_only(&self) -> Result<()> {
-        let answers = self
-            .run(
-                &self.attempts,
-                "SELECT CONCAT(@@global.read_only)".to_owned(),
-            )
-            .await?;
-        let shown = answers.first().and_then(|a| a.rows.first());
-        match self
-            .decoded(shown.map(|r| row::shown(r, 0)).transpose())?
-            .as_deref()
-        {
-            Some("0" | "OFF") => Ok(()),
-            _ => {
-                // Another server may stand behind the name by now.
-                self.attempts.close().await;
-                Err(errors::read_only(self.server().host()))
-            }
-        }
-    }
-
-    fn granted(&self, claim: &Claim, token: Token) -> Tried {
-        let handle = Arc::new(Handle {
-            name: claim.name.clone(),
-            place: Arc::clone(&self.place),
-        });
-        Tried::Granted(Lease::new(
-            claim,
-            token,
-            Duration::from_micros(row::micros(claim.ttl).unsigned_abs()),
-            lock_core::Handle::new(handle),
-        ))
-    }
-
-    /// A try at a name that is believed to be free; `None` when it is not.
-    async fn take(&self, claim: &Claim) -> Result<Option<Tried>> {
-        let sql = self.sql().take(claim, mark());
-        let answers = self.run(&self.attempts, sql).await?;
-        let Some(taken) = answers.first().filter(|a| a.found > 0) else {
-            return Ok(None);
-        };
-        let token =
-            self.decoded(Token::new(taken.id).map_err(|e| sqlx::Error::Decode(e.into())))?;
-        Ok(Some(self.granted(claim, token)))
-    }
-
-    /// A try at a name that is believed to be held by another; `None` when it is not.
-    async fn look(&self, claim: &Claim) -> Result<Option<Tried>> {
-        let answers = self
-            .run(&self.attempts, self.sql().read(&claim.name))
-            .await?;
-        let Some(seen) = answers.first().and_then(|a| a.rows.first()) else {
-            return Ok(None);
-        };
-        if self.decoded(row::nonce(seen))? == Some(claim.nonce) {
-            return Ok(None);
-        }
-        let state = self.decoded(row::state(seen))?;
-        Ok(matches!(state, LeaseState::Held(_)).then_some(Tried::Denied(state)))
-    }
-
-    /// A try at a name of which nothing is known.
-    async fn decide(&self, claim: &Claim) -> Result<Tried> {
-        let mark = mark();
-        let answers = self
-            .run(&self.attempts, self.sql().try_acquire(claim, mark))
-            .await?;
-        let Some(seen) = answers.last().and_then(|a| a.rows.first()) else {
-            self.refuse_read_only().await?;
-            return Ok(Tried::Denied(LeaseState::Absent));
-        };
-        if self.decoded(seen.try_get::<i64, _>("version"))? == mark {
-            return Ok(self.granted(claim, self.decoded(row::token(seen))?));
-        }
-        let state = self.decoded(row::state(seen))?;
-        if !matches!(state, LeaseState::Held(_)) {
-            self.refuse_read_only().await?;
-        }
-        Ok(Tried::Denied(state))
-    }
-
-    /// Resolves when the name can be had, or is another's than it was when this began.
+    /// Resolves when the name can be had, in line with all that wait.
     async fn wait_in_line(&self, claim: &Claim, seen: &Holder) -> Result<()> {
+        if let Some(result) = self.lines.wait(claim).await {
+            if result.is_ok() {
+                self.beliefs.set(&claim.name, Belief::Free);
+            }
+            return result;
+        }
+        // Where no line can be stood in, by looking.
         if matches!(self.read(&claim.name).await?, LeaseState::Held(now) if now.token == seen.token)
         {
             self.waiters.subscribe(&claim.name, false).changed().await?;
@@ -270,24 +206,19 @@ impl Dialect for MySql {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Tried> {
-        let tried = match self.beliefs.take(&claim.name) {
-            Some(Belief::Free) => self.take(claim).await?,
-            Some(Belief::Held) => self.look(claim).await?,
-            None => None,
-        };
-        let tried = match tried {
-            Some(tried) => tried,
-            None => self.decide(claim).await?,
-        };
-        // Granted, it is held too: by the caller.
-        if !matches!(&tried, Tried::Denied(state) if !matches!(state, LeaseState::Held(_))) {
-            self.beliefs.set(&claim.name, Belief::Held);
-        }
-        Ok(tried)
+        self.tried(claim).await
     }
 
     async fn renew(&self, leases: &[Lease]) -> Result<Vec<Result<Renewal>>> {
-        let mut answers = self.renew_once(leases).await?;
+        // A renewal waits for nobody.
+        let mut answers = tokio::select! {
+            biased;
+            answers = self.renew_once(leases) => answers?,
+            answers = async {
+                self.lines.keep(leases).await;
+                pending().await
+            } => answers,
+        };
         for pause in SKIPPED {
             let skipped: Vec<usize> = (0..leases.len())
                 .filter(|n| answers[*n].is_none())
@@ -324,15 +255,22 @@ impl Dialect for MySql {
         let sql = self.sql().release(lease, mark());
         let answers = self.run(&self.renewals, sql).await?;
         let released = answers.first().is_some_and(|a| a.found > 0);
+        let name = row::stored_name(lease);
+        // The row first, so that whoever comes next finds it free.
+        let followed = self.lines.left(name, lease.nonce()).await;
         if released {
-            self.beliefs.set(row::stored_name(lease), Belief::Free);
+            let next = if followed { Belief::Held } else { Belief::Free };
+            self.beliefs.set(name, next);
         }
         Ok(released)
     }
 
     async fn withdraw(&self, claim: &Claim) -> Result<()> {
         let sql = self.sql().withdraw(claim, mark());
-        self.run(&self.renewals, sql).await.map(drop)
+        let withdrawn = self.run(&self.renewals, sql).await;
+        // Also when the server did not answer: its place in line is given up.
+        self.lines.left(&claim.name, claim.nonce).await;
+        withdrawn.map(drop)
     }
 
     async fn read(&self, name: &LockName) -> Result<LeaseState> {
@@ -396,5 +334,6 @@ impl Dialect for MySql {
             slot.close().await;
         }
         self.waiters.close().await;
+        self.lines.close().await;
     }
 }

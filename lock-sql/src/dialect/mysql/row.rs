@@ -83,3 +83,15 @@ pub(super) fn state(row: &MySqlRow) -> Result<LeaseState, sqlx::Error> {
         LeaseState::Expired(holder)
     })
 }
+
+/// A free row that is kept for the first in line, shown as if the last holder still had it. For how long the
+/// next will have it is not known: for another term.
+pub(super) fn kept(row: &MySqlRow) -> Result<Option<Holder>, sqlx::Error> {
+    if row.try_get::<i64, _>("kept")? == 0 {
+        return Ok(None);
+    }
+    let ttl = Duration::from_micros(natural(row, "ttl")?);
+    let owner = ours(Owner::new(row.try_get::<String, _>("owner")?))?;
+    let holder = Holder::new(owner, token(row)?, ttl, ttl, natural(row, "version")?);
+    Ok(Some(holder))
+}

@@ -22,6 +22,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lock_core::{Claim, Lease, LockName, Metadata, Nonce};
 
@@ -63,14 +64,38 @@ pub(super) struct Statements {
 /// From left to right: what is read of the row as it was comes before it is written.
 fn take(table: &str, unchanged: &str) -> Arc<str> {
     let own = format!("nonce = ? AND expires > {NOW}");
+    let yielded = yielded(table, "?", "?");
     format!(
         "UPDATE {table} SET \
          token = LAST_INSERT_ID(IF({own}, GREATEST(token, ?), GREATEST(token + 1, {NOW}, ?))), \
          request = IF({own}, request, x''), note = x'', owner = ?, metadata = ?, ttl = ?, version = ?, \
          expires = {NOW} + ?, nonce = ? \
-         WHERE name = ? AND (nonce IN (x'', ?) OR (expires <= {NOW}{unchanged})) AND {WRITABLE}"
+         WHERE name = ? AND (nonce = ? OR ((nonce = x'' OR (expires <= {NOW}{unchanged})) AND {yielded})) \
+         AND {WRITABLE}"
     )
     .into()
+}
+
+/// The name of the server's lock at which those stand that wait for `name`; server-wide, and 64 characters at most.
+fn key(table: &str, name: &str) -> String {
+    let table = hex(table.as_bytes());
+    format!("CONCAT('lockkit:', SHA2(CONCAT({table}, {name}), 224))")
+}
+
+/// True for a row that is free, unless it is kept for the first in line: it is for `kept` microseconds. `own` is the
+/// connection that stands in the line for this claim.
+fn yielded(table: &str, kept: &str, own: &str) -> String {
+    let key = key(table, "name");
+    format!("(expires <= {NOW} - {kept} OR COALESCE(IS_USED_LOCK({key}), {own}) = {own})")
+}
+
+/// What a claim leaves to others that wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Courtesy {
+    /// For how long a name that is free is left to the first in line.
+    pub(super) kept: Duration,
+    /// The connection of ours that is the first in line for this claim, or 0.
+    pub(super) own: i64,
 }
 
 /// A value that marks what one statement has written; never 0 and never negative.
@@ -146,6 +171,32 @@ impl Statements {
         format!("{} WHERE name = {}", self.look(), name(of))
     }
 
+    /// What a try wants to know of a row: also whether a free one is kept for another.
+    pub(super) fn look_with_line(&self, of: &LockName, courtesy: Courtesy) -> String {
+        let kept = row::micros(courtesy.kept).to_string();
+        let yielded = yielded(&self.table, &kept, &courtesy.own.to_string());
+        let look = self.look();
+        let look = look.replacen("SELECT ", &format!("SELECT NOT {yielded} AS kept, "), 1);
+        format!("{look} WHERE name = {}", name(of))
+    }
+
+    /// Stands in line for `of`: answers 1 when this connection is the first, 0 when `wait` has passed.
+    pub(super) fn stand(&self, of: &LockName, wait: Duration) -> String {
+        format!(
+            "SELECT GET_LOCK({}, {}) AS first",
+            key(&self.table, &name(of)),
+            wait.as_secs()
+        )
+    }
+
+    /// Leaves the line; answers whether somebody else is the first now, whom the first half has let in.
+    pub(super) fn step_aside(&self, of: &LockName) -> String {
+        let key = key(&self.table, &name(of));
+        format!(
+            "SELECT RELEASE_LOCK({key}) AS left_it, IS_USED_LOCK({key}) IS NOT NULL AS followed"
+        )
+    }
+
     /// What waiters want to know of many names.
     pub(super) fn look_at(&self, names: &BTreeSet<LockName>) -> String {
         format!(
@@ -160,7 +211,7 @@ impl Statements {
 
     /// Takes a row that is believed to be free, and nothing else; the token is the id that the server answers. Finds
     /// nothing when it is not free. Half the cost of [`try_acquire`](Self::try_acquire), but it waits for the row.
-    pub(super) fn take(&self, claim: &Claim, mark: i64) -> Request {
+    pub(super) fn take(&self, claim: &Claim, courtesy: Courtesy, mark: i64) -> Request {
         let bytes = |text: &str| Value::Bytes(text.as_bytes().to_vec());
         let number = |token: lock_core::Token| Value::Integer(token.get().cast_signed());
         let nonce = || Value::Bytes(claim.nonce.as_u128().to_be_bytes().to_vec());
@@ -182,11 +233,13 @@ impl Statements {
                 &self.take_unchanged
             }
         };
+        let own = || Value::Integer(courtesy.own);
+        values.extend([Value::Integer(row::micros(courtesy.kept)), own(), own()]);
         Request::Prepared(Arc::clone(sql), values)
     }
 
     /// The upsert, then the row.
-    pub(super) fn try_acquire(&self, claim: &Claim, mark: i64) -> String {
+    pub(super) fn try_acquire(&self, claim: &Claim, courtesy: Courtesy, mark: i64) -> String {
         let t = &self.table;
         let name = name(&claim.name);
         let nonce = nonce(claim.nonce);
@@ -194,12 +247,14 @@ impl Statements {
         let metadata = hex(claim.metadata.as_str().as_bytes());
         let ttl = row::micros(claim.ttl);
         let min = claim.min_token.map_or(1, lock_core::Token::get);
-        let (unchanged, changed) = claim.if_unchanged.map_or_else(Default::default, |version| {
-            (
-                format!(" AND version = {version}"),
-                format!(" OR version <> {version}"),
-            )
-        });
+        let unchanged = claim
+            .if_unchanged
+            .map_or_else(String::new, |version| format!(" AND version = {version}"));
+        let kept = row::micros(courtesy.kept).to_string();
+        let may = format!(
+            "nonce = {nonce} OR ((nonce = x'' OR (expires <= {NOW}{unchanged})) AND {})",
+            yielded(t, &kept, &courtesy.own.to_string())
+        );
         // The first assignment decides, and the later ones see its outcome in `version`; `nonce` and
         // `expires` are needed until the end and come last.
         let keep = |column: &str, value: &str| {
@@ -207,14 +262,10 @@ impl Statements {
         };
         let own = format!("nonce = {nonce} AND expires > {NOW}");
         let assignments = [
-            format!(
-                "version = IF(nonce IN (x'', {nonce}) OR (expires <= {NOW}{unchanged}), {mark}, version)"
-            ),
+            format!("version = IF({may}, {mark}, version)"),
             keep(
                 "token",
-                &format!(
-                    "IF({own}, GREATEST(token, {min}), GREATEST(token + 1, {NOW}, {min}))"
-                ),
+                &format!("IF({own}, GREATEST(token, {min}), GREATEST(token + 1, {NOW}, {min}))"),
             ),
             keep("request", &format!("IF({own}, request, x'')")),
             keep("note", "x''"),
@@ -230,10 +281,9 @@ impl Statements {
              SELECT {name}, {owner}, {nonce}, \
              GREATEST({NOW}, {min}, COALESCE((SELECT token + 1 FROM {t} WHERE name = x''), 1)), \
              {NOW} + {ttl}, {ttl}, {metadata}, {mark}, x'', x'' FROM DUAL \
-             WHERE {WRITABLE} AND NOT EXISTS (SELECT 1 FROM {t} WHERE name = {name} \
-             AND nonce NOT IN (x'', {nonce}) AND (expires > {NOW}{changed})) \
-             ON DUPLICATE KEY UPDATE {assignments}; {} WHERE name = {name}",
-            self.look()
+             WHERE {WRITABLE} AND NOT EXISTS (SELECT 1 FROM {t} WHERE name = {name} AND NOT ({may})) \
+             ON DUPLICATE KEY UPDATE {assignments}; {}",
+            self.look_with_line(&claim.name, courtesy)
         )
     }
 

@@ -1,4 +1,5 @@
-//! How a waiter learns of a release: somebody looks, for all that wait.
+//! How an onlooker learns of a change, and a waiter of a release where there is no [line](super::line): somebody
+//! looks, for all that wait.
 //!
 //! The server tells nobody of a change, so it is asked: one statement for all names that this store waits for,
 //! sent by whichever waiter has the seat; when that one leaves, the next takes it. Nothing runs

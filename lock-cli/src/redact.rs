@@ -11,13 +11,17 @@ const MASK: &str = "***";
 
 /// Parameters of a URL whose values are no secrets. Errors repeat them: a statement to run would be
 /// useless with a mask for the table.
-const PLAIN: [&str; 14] = [
+const PLAIN: [&str; 18] = [
     "application_name",
     "dbname",
     "host",
     "hostaddr",
+    "layout",
     "longest_ttl_ms",
     "node_timeout_ms",
+    "peer_lease",
+    "peer_skew",
+    "peer_zone",
     "port",
     "prefix",
     "sslmode",

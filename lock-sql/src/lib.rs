@@ -5,6 +5,8 @@ mod dialect;
 mod error;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod fence;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod layout;
 mod persistence;
 
 #[cfg(feature = "postgres")]
@@ -18,6 +20,8 @@ pub use config::{MySqlConfig, MySqlTls};
 pub use fence::EarlyFence;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub use fence::Fence;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use layout::{PeerLayout, PeerTable, PeerZone};
 pub use persistence::SqlPersistence;
 /// The driver, for the types in named constructors and in [`Fence`].
 pub use sqlx;

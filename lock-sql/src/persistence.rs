@@ -31,7 +31,10 @@ impl SqlPersistence {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] when the URL cannot be used, or for a table name of more than 50 bytes.
     pub fn postgres(config: &crate::PostgresConfig) -> Result<Self> {
-        crate::dialect::postgres::Postgres::from_config(config).map(Self::over)
+        match &config.peers {
+            Some(peers) => crate::dialect::postgres::layout::open(config, peers).map(Self::over),
+            None => crate::dialect::postgres::Postgres::from_config(config).map(Self::over),
+        }
     }
 
     /// The store in the PostgreSQL database that an application's options name, in connections of its own.

@@ -9,6 +9,7 @@ use sqlx::postgres::PgConnectOptions;
 use url::Url;
 
 use super::TableName;
+use crate::layout::{Parameters, PeerTable};
 
 /// A store in one table of a PostgreSQL database.
 ///
@@ -28,6 +29,9 @@ pub struct PostgresConfig {
     /// default. Keep it far below the request timeout.
     #[serde(default = "lock_wait")]
     pub lock_wait: Duration,
+    /// The table of another system, whose election is joined, in place of one of ours.
+    #[serde(default)]
+    pub peers: Option<PeerTable>,
 }
 
 const fn lock_wait() -> Duration {
@@ -58,17 +62,20 @@ impl PostgresConfig {
 
     /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE` (or `postgresql://`), with the parameters
     /// `sslmode` (`disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`), `sslrootcert`,
-    /// `sslcert`, `sslkey`, `host` (a folder for a Unix socket), `application_name`, `options` and `table`.
+    /// `sslcert`, `sslkey`, `host` (a folder for a Unix socket), `application_name`, `options` and `table`; and
+    /// for a table of another system `layout` (`leader_leases`, `master_lock`), `peer_skew`, `peer_zone` and
+    /// `peer_lease`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for anything else. No part of the URL is repeated but the name of an
     /// unknown parameter.
     pub fn from_url(url: &str) -> Result<Self> {
-        let (url, table) = split(url)?;
+        let (url, table, peers) = split(url)?;
         let config = Self {
             url: url.to_string(),
             table,
             lock_wait: lock_wait(),
+            peers,
         };
         config.options()?;
         Ok(config)
@@ -88,9 +95,16 @@ impl PostgresConfig {
         self
     }
 
+    /// The same store in a table of another system; in `table`, if another than the default is named.
+    #[must_use]
+    pub fn with_peers(mut self, peers: PeerTable) -> Self {
+        self.peers = Some(peers);
+        self
+    }
+
     pub(crate) fn options(&self) -> Result<PgConnectOptions> {
         use sqlx::ConnectOptions as _;
-        let (url, _) = split(&self.url)?;
+        let (url, ..) = split(&self.url)?;
         PgConnectOptions::from_url(&url).map_err(|_| {
             bad(
                 "the PostgreSQL URL has a parameter with a value that cannot be used (sslmode, port, hostaddr)",
@@ -99,8 +113,8 @@ impl PostgresConfig {
     }
 }
 
-/// The URL without our own parameter, and that parameter.
-fn split(url: &str) -> Result<(Url, TableName)> {
+/// The URL without our own parameters, and these.
+fn split(url: &str) -> Result<(Url, TableName, Option<PeerTable>)> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(bad(
             "not a PostgreSQL URL; write postgres://USER:PASSWORD@HOST:PORT/DATABASE",
@@ -113,10 +127,12 @@ fn split(url: &str) -> Result<(Url, TableName)> {
         )
     })?;
     let mut table = TableName::default();
+    let mut peers = Parameters::default();
     let mut rest = Vec::new();
     for (key, value) in url.query_pairs() {
         match key.as_ref() {
             "table" => table = TableName::new(value.as_ref())?,
+            key if peers.take(key, &value)? => {}
             known
                 if PARAMETERS.contains(&known)
                     || known == "options"
@@ -126,7 +142,8 @@ fn split(url: &str) -> Result<(Url, TableName)> {
             }
             unknown => {
                 return Err(bad(format!(
-                    "the PostgreSQL URL has an unknown parameter {unknown:?}; known are table, options, {}",
+                    "the PostgreSQL URL has an unknown parameter {unknown:?}; known are table, options, {}, {}",
+                    Parameters::NAMES,
                     PARAMETERS.join(", ")
                 )));
             }
@@ -136,7 +153,7 @@ fn split(url: &str) -> Result<(Url, TableName)> {
     if !rest.is_empty() {
         url.query_pairs_mut().extend_pairs(rest);
     }
-    Ok((url, table))
+    Ok((url, table, peers.table()?))
 }
 
 impl fmt::Debug for PostgresConfig {
@@ -145,6 +162,7 @@ impl fmt::Debug for PostgresConfig {
             .field("url", &"(hidden)")
             .field("table", &self.table)
             .field("lock_wait", &self.lock_wait)
+            .field("peers", &self.peers)
             .finish()
     }
 }
@@ -172,6 +190,8 @@ mod tests {
             "postgres://me@h/x?sslmode=hunter2",
             "postgres://me:hunter2@h/x?table=a-b",
             "postgres://me:hunter2@h/x?pasword=hunter2",
+            "postgres://me:hunter2@h/x?layout=hunter2",
+            "postgres://me:hunter2@h/x?layout=master_lock&peer_skew=hunter2",
         ] {
             let error = PostgresConfig::from_url(bad).expect_err(bad);
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{bad}");

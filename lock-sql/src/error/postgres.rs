@@ -17,7 +17,7 @@ pub(crate) struct Words {
     pub(crate) table: TableName,
     /// The statements that make the table.
     pub(crate) create: String,
-    /// The functions that are called, with the types of their arguments.
+    /// The functions that are called, with the types of their arguments; none for a table of others.
     pub(crate) functions: String,
 }
 
@@ -71,6 +71,13 @@ fn is_tls(error: &io::Error) -> bool {
 
 impl Words {
     pub(crate) fn grant(&self) -> String {
+        if self.functions.is_empty() {
+            return format!(
+                "GRANT SELECT, INSERT, UPDATE ON {} TO \"{}\"",
+                self.table.quoted(),
+                self.user.replace('"', "\"\"")
+            );
+        }
         format!(
             "GRANT SELECT, INSERT, UPDATE, DELETE ON {}, \"{}_waiters\" TO \"{user}\"; \
              GRANT EXECUTE ON FUNCTION {} TO \"{user}\"",

@@ -5,7 +5,10 @@
 
 mod faults;
 mod fence;
+mod layout;
 mod line;
+#[path = "../peer/mod.rs"]
+mod peer;
 mod pooler;
 mod processes;
 mod race;

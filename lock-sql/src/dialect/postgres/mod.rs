@@ -2,6 +2,7 @@
 
 mod connection;
 mod function;
+pub(crate) mod layout;
 mod listener;
 mod row;
 mod schema;

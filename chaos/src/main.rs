@@ -230,7 +230,7 @@ fn play(
     let plan = Plan::new(scenario, seed, length, ttl)?
         .with_candidates(args.candidates)
         .with_mutant(mutant);
-    let place = store::Place::named(&args.store, scenario)?;
+    let place = store::Place::named(&args.store, scenario, ttl)?;
     let stage = place.stage(launch(args)?);
     let Some(out) = &args.out else {
         let folder = tempfile::tempdir().map_err(Stop::failed)?;

@@ -1,14 +1,15 @@
 //! The stores that a run can use: one that a URL names, or one started for it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use conformance_tests::Stop;
 use conformance_tests::chaos::{Launch, Opening, Scenario, Site, Stage};
 use conformance_tests::servers::{Kind, Server, SteppedClock};
 use lockkit::ConnectOptions;
 
-/// The tick of a ZooKeeper server that is started for a run, in milliseconds.
-const TICK: u32 = 100;
+/// The tick of a ZooKeeper server that is started for a run.
+const TICK: Duration = Duration::from_millis(100);
 
 /// A client of the store that this URL names. Nothing is prepared.
 pub(crate) fn open(url: String) -> Opening {
@@ -17,7 +18,7 @@ pub(crate) fn open(url: String) -> Opening {
         // Those that are started for a run tick faster than the default.
         let own = url.starts_with("zookeeper://") && !url.contains('?');
         let url = if own {
-            format!("{url}?tick={TICK}")
+            format!("{url}?tick={}", TICK.as_millis())
         } else {
             url
         };
@@ -40,7 +41,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn named(store: &str, scenario: Scenario) -> Result<Self, Stop> {
+    pub(crate) fn named(store: &str, scenario: Scenario, ttl: Duration) -> Result<Self, Stop> {
         if let Some((scheme, _)) = store.split_once(':') {
             if scheme == "memory" {
                 let why =
@@ -75,7 +76,9 @@ impl Place {
             // A restart of a server that keeps nothing ends every lease.
             builder = builder.durable();
         }
-        let clock = scenario.steps_the_store().then(SteppedClock::new);
+        // Redis does not start with another clock than the machine's.
+        let stepped = scenario.steps_the_store() && kind != Kind::Redis;
+        let clock = stepped.then(SteppedClock::new);
         let clock = clock.transpose().map_err(Stop::failed)?;
         if let Some(clock) = &clock {
             builder = builder.with_clock(clock.clone());
@@ -88,6 +91,10 @@ impl Place {
             }
         })?;
         let mut site = Site::server(server);
+        if kind == Kind::ZooKeeper {
+            // The session of a lease, and the tick at which it ends.
+            site = site.with_lingering((ttl + TICK) * 5 / 4 + TICK - ttl);
+        }
         if let Some(clock) = clock {
             site = site.with_clock(clock);
         }

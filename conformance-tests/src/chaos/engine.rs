@@ -41,6 +41,8 @@ pub(super) struct Evidence {
     pub(super) to: Nanos,
     /// What was found in the store, and of processes, when all had ended.
     pub(super) left: Vec<String>,
+    /// What an entry outlives its ttl by, when its process is silent.
+    pub(super) lingers: Duration,
     /// The candidates are commands, whose beliefs are not known.
     pub(super) command: bool,
     /// The name was held for a moment by a try that nobody waited for any more.
@@ -125,6 +127,7 @@ pub(super) fn run(stage: &Stage, plan: &Plan, folder: &Path) -> Answer<Evidence>
         from,
         to,
         left: look.left,
+        lingers: stage.site.lingers,
         command: stage.launch.token.is_some(),
         late_try: look.late_try,
         late_release: look.late_release,

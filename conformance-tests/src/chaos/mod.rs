@@ -51,6 +51,7 @@ pub struct Site {
     locator: String,
     server: Option<Server>,
     clock: Option<SteppedClock>,
+    lingers: Duration,
 }
 
 impl Site {
@@ -62,6 +63,7 @@ impl Site {
             locator: locator.into(),
             server: None,
             clock: None,
+            lingers: Duration::ZERO,
         }
     }
 
@@ -73,6 +75,7 @@ impl Site {
             locator: server.url().to_owned(),
             server: Some(server),
             clock: None,
+            lingers: Duration::ZERO,
         }
     }
 
@@ -80,6 +83,14 @@ impl Site {
     #[must_use]
     pub fn with_clock(mut self, clock: SteppedClock) -> Self {
         self.clock = Some(clock);
+        self
+    }
+
+    /// The same, where an entry outlives its ttl by this much when its process falls silent: the rest of a session. A
+    /// takeover may take as much longer.
+    #[must_use]
+    pub fn with_lingering(mut self, lingers: Duration) -> Self {
+        self.lingers = lingers;
         self
     }
 

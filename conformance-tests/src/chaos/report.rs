@@ -212,7 +212,8 @@ fn takeovers(trial: &Trial<'_>) -> (Takeovers, Takeovers, u64) {
     }
     let ttl = trial.timing.ttl();
     let clean = Takeovers::of(clean, Duration::from_millis(50));
-    let crash = Takeovers::of(crash, ttl + Duration::from_millis(100));
+    let stands = ttl + trial.evidence.lingers;
+    let crash = Takeovers::of(crash, stands + Duration::from_millis(100));
     (clean, crash, disturbed)
 }
 

@@ -15,7 +15,8 @@ pub(super) const NAME: &str = "I6 liveness";
 /// renewed it as the last thing before it was paused), a poll or a backoff, a request that fails and one that succeeds.
 pub(in crate::chaos) fn bound(trial: &Trial<'_>) -> Duration {
     let t = trial.timing;
-    t.ttl() + t.ttl() / 100 + t.poll_every() + t.request_timeout() * 2 + t.margin() + super::SLACK
+    let stands = t.ttl() + trial.evidence.lingers;
+    stands + t.ttl() / 100 + t.poll_every() + t.request_timeout() * 2 + t.margin() + super::SLACK
 }
 
 pub(in crate::chaos) fn check(trial: &Trial<'_>) -> Option<Broken> {

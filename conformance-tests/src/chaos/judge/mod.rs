@@ -385,6 +385,7 @@ mod tests {
             from: 0,
             to: 9000 * MS,
             left: Vec::new(),
+            lingers: Duration::ZERO,
             command: false,
             late_try: false,
             late_release: false,

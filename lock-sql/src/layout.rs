@@ -2,7 +2,7 @@
 //!
 //! Their nodes write times by clocks of their own. So a row is *read*, together with the server's clock,
 //! then judged here, and then *swapped*: written only if it is still, to the letter, the row that was
-//! judged. `docs/design/0009-foreign-tables.md` says why that is two round trips and not one.
+//! judged. `docs/design/0010-foreign-tables.md` says why that is two round trips and not one.
 
 mod config;
 mod holder;

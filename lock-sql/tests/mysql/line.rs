@@ -59,7 +59,7 @@ async fn until<F: Future<Output = bool> + Send>(what: &str, seen: impl Fn() -> F
 /// What a hand-over costs does not grow with those that wait, and all get their share.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hand_over_costs_the_same_for_any_number_of_waiters() {
-    for waiters in [8_usize, 40] {
+    for (waiters, processes) in [(8_usize, 8), (40, 40), (40, 1)] {
         // Its own server, so that all that it counts is ours.
         let Some(place) = Place::own(&[("max-connections", "400")]).await else {
             return;
@@ -69,9 +69,10 @@ async fn a_hand_over_costs_the_same_for_any_number_of_waiters() {
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicBool::new(false)),
         );
+        let providers: Vec<_> = (0..processes).map(|_| provider(place.store())).collect();
         let workers: Vec<_> = (0..waiters)
-            .map(|_| {
-                let provider = provider(place.store());
+            .map(|n| {
+                let provider = providers[n % processes].clone();
                 let (counts, stop) = (Arc::clone(&counts), Arc::clone(&stop));
                 tokio::spawn(async move {
                     let (mut warm, mut counted) = (0, 0);
@@ -92,7 +93,7 @@ async fn a_hand_over_costs_the_same_for_any_number_of_waiters() {
             .collect();
         let mut admin = place.by_hand().await;
         until("all stand in line", || async {
-            behind(&place).await >= i64::try_from(waiters).unwrap() - 3
+            behind(&place).await >= i64::try_from(processes).unwrap() - 3
         })
         .await;
         let sql = "SHOW GLOBAL STATUS LIKE 'Questions'";
@@ -109,7 +110,7 @@ async fn a_hand_over_costs_the_same_for_any_number_of_waiters() {
         let turns: i64 = all.iter().sum();
         let (least, most) = (*all.iter().min().unwrap(), *all.iter().max().unwrap());
         println!(
-            "{waiters} waiters: {turns} turns, {:.2} statements each, {least} to {most} per waiter",
+            "{waiters} waiters in {processes} processes: {turns} turns, {:.2} statements each, {least} to {most} per waiter",
             spent as f64 / turns as f64
         );
         assert!(

@@ -19,6 +19,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use lock_core::{Claim, Error, ErrorKind, Lease, LeaseState, LockName, Mode, Nonce, Result};
 use sqlx::Row as _;
+use sqlx::mysql::MySqlRow;
 use tokio::sync::{Mutex as Seat, Notify};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -90,6 +91,8 @@ struct Places {
     holder: Option<(Nonce, Instant)>,
     /// The connection that is the first in line; 0 while it is not.
     first: i64,
+    /// One of this process has released, which nobody has been told yet.
+    freed: bool,
 }
 
 #[derive(Debug)]
@@ -182,6 +185,9 @@ impl Line {
     async fn drive(&self, lines: &Lines, claim: &Claim) -> Result<bool> {
         let mut seat = self.seat.lock().await;
         let mut pace = FAST;
+        if std::mem::take(&mut self.places().freed) && self.places().first != 0 {
+            return Ok(true);
+        }
         loop {
             if seat.step.is_none() {
                 let session = seat.session.take().or_else(|| lines.idle().pop());
@@ -210,20 +216,28 @@ impl Line {
         }
     }
 
-    /// Gives the named lock back; whether another has it now. Gives up a connection that is not idle.
-    async fn step_aside(&self, place: &Place) -> bool {
+    /// Gives the named lock to the next process; where there is none, and `back`, takes it again. Whether somebody is
+    /// first now. Gives up a connection that is not idle.
+    async fn step_aside(&self, place: &Place, back: bool) -> bool {
         let mut seat = self.seat.lock().await;
         seat.step = None;
         let first = std::mem::take(&mut self.places().first);
         let Some(mut session) = seat.session.take().filter(|_| first != 0) else {
             return false;
         };
-        let request = place.statements.step_aside(&self.name).into();
-        match session.open.run(&request).await {
-            Ok(answers) => {
+        let answers = session.ask(place, place.statements.step_aside(&self.name, back));
+        let answers = answers.await.and_then(|rows| {
+            let read = |row: &MySqlRow| Ok((row.try_get("followed")?, row.try_get("back")?));
+            place.decoded(rows.first().map_or(Ok((0, 0)), read))
+        });
+        match answers {
+            Ok::<(i64, i64), _>((followed, back)) => {
+                if back == 1 {
+                    let mut places = self.places();
+                    (places.first, places.freed) = (session.id, true);
+                }
                 seat.session = Some(session);
-                let left = answers.first().and_then(|a| a.rows.first());
-                left.is_some_and(|row| row.try_get::<i64, _>("followed").is_ok_and(|n| n != 0))
+                followed != 0 || back == 1
             }
             Err(error) => {
                 tracing::debug!(%error, "leaving the line by hanging up");
@@ -325,7 +339,7 @@ async fn enter(server: &Arc<Server>, ttl: Duration) -> Result<Option<Session>> {
 }
 
 impl Session {
-    async fn ask(&mut self, place: &Place, sql: String) -> Result<Vec<sqlx::mysql::MySqlRow>> {
+    async fn ask(&mut self, place: &Place, sql: String) -> Result<Vec<MySqlRow>> {
         let answers = self.open.run(&sql.into()).await;
         let answers = answers.map_err(|error| place.server.undecodable(error))?;
         Ok(answers.into_iter().flat_map(|a| a.rows).collect())
@@ -450,7 +464,7 @@ impl Lines {
             })
         };
         if in_vain {
-            line.step_aside(&self.place).await;
+            line.step_aside(&self.place, false).await;
         }
         loop {
             let mut moved = pin!(line.moved.notified());
@@ -503,14 +517,15 @@ impl Lines {
         let Some(line) = self.line(name) else {
             return false;
         };
-        let mine = {
+        let (mine, others) = {
             let mut places = line.places();
             places.leave(nonce);
             let held = places.holder.take_if(|(holder, _)| *holder == nonce);
-            places.first != 0
-                && (held.is_some() || places.holder.is_none() && places.waiting.is_empty())
+            let others = !places.waiting.is_empty();
+            let mine = places.first != 0 && (held.is_some() || places.holder.is_none() && !others);
+            (mine, others)
         };
-        let followed = mine && line.step_aside(&self.place).await;
+        let followed = mine && line.step_aside(&self.place, others).await;
         line.moved.notify_waiters();
         self.tidy(&line);
         followed

@@ -189,11 +189,17 @@ impl Statements {
         )
     }
 
-    /// Leaves the line; answers whether somebody else is the first now, whom the first half has let in.
-    pub(super) fn step_aside(&self, of: &LockName) -> String {
+    /// Leaves the line, and answers whether somebody else is the first now, whom that has let in; `back` where nobody
+    /// is, if that is wanted. From left to right.
+    pub(super) fn step_aside(&self, of: &LockName, back: bool) -> String {
         let key = key(&self.table, &name(of));
+        let back = if back {
+            format!("COALESCE(GET_LOCK({key}, 0), 0)")
+        } else {
+            "0".to_owned()
+        };
         format!(
-            "SELECT RELEASE_LOCK({key}) AS left_it, IS_USED_LOCK({key}) IS NOT NULL AS followed"
+            "SELECT RELEASE_LOCK({key}) AS left_it, IS_USED_LOCK({key}) IS NOT NULL AS followed, {back} AS back"
         )
     }
 

@@ -84,7 +84,10 @@ impl SqlPersistence {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] when no database is named.
     pub fn mysql(config: &crate::MySqlConfig) -> Result<Self> {
-        crate::dialect::mysql::MySql::from_config(config).map(Self::over)
+        match &config.peers {
+            Some(peers) => crate::dialect::mysql::layout::open(config, peers).map(Self::over),
+            None => crate::dialect::mysql::MySql::from_config(config).map(Self::over),
+        }
     }
 
     /// The store in the database that an application's options name, in connections of its own.

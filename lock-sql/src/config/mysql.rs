@@ -10,6 +10,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use url::Url;
 
 use super::TableName;
+use crate::layout::{Parameters, PeerTable};
 
 /// A store in a MySQL or MariaDB database. `Debug` and serialization leave the password out.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +47,9 @@ pub struct MySqlConfig {
     /// A PEM file with its key.
     #[serde(default)]
     pub ssl_key: Option<PathBuf>,
+    /// The table of another system, whose election is joined, in place of one of ours.
+    #[serde(default)]
+    pub peers: Option<PeerTable>,
 }
 
 /// What is asked of TLS, in the words of MySQL's own clients.
@@ -85,6 +89,7 @@ impl fmt::Debug for MySqlConfig {
             .field("ssl_ca", &self.ssl_ca)
             .field("ssl_cert", &self.ssl_cert)
             .field("ssl_key", &self.ssl_key)
+            .field("peers", &self.peers)
             .finish()
     }
 }
@@ -120,6 +125,7 @@ impl MySqlConfig {
             ssl_ca: None,
             ssl_cert: None,
             ssl_key: None,
+            peers: None,
         }
     }
 
@@ -144,6 +150,13 @@ impl MySqlConfig {
         self
     }
 
+    /// The same store in a table of another system; in `table`, if another than the default is named.
+    #[must_use]
+    pub fn with_peers(mut self, peers: PeerTable) -> Self {
+        self.peers = Some(peers);
+        self
+    }
+
     /// The same store with this demand on TLS.
     #[must_use]
     pub fn with_ssl_mode(mut self, mode: MySqlTls) -> Self {
@@ -153,7 +166,8 @@ impl MySqlConfig {
 
     /// Reads `mysql://USER[:PASSWORD]@HOST[:PORT]/DATABASE`, or the same with `mariadb:`, with the
     /// parameters `table`, `ssl-mode` (`DISABLED`, `PREFERRED`, `REQUIRED`, `VERIFY_CA`,
-    /// `VERIFY_IDENTITY`), `ssl-ca`, `ssl-cert`, `ssl-key` and `socket`.
+    /// `VERIFY_IDENTITY`), `ssl-ca`, `ssl-cert`, `ssl-key` and `socket`; and for a table of another
+    /// system `layout` (`leader_leases`, `master_lock`), `peer_skew`, `peer_zone` and `peer_lease`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for anything else. No part of the URL that could be a password is
@@ -182,8 +196,10 @@ impl MySqlConfig {
         if let Some(password) = url.password() {
             config.password = Some(decoded(password, "password")?);
         }
+        let mut peers = Parameters::default();
         for (key, value) in url.query_pairs() {
             match &*key {
+                key if peers.take(key, &value)? => {}
                 "table" => config.table = TableName::new(value)?,
                 "ssl-mode" => {
                     config.ssl_mode = match &*value.to_ascii_uppercase() {
@@ -205,13 +221,15 @@ impl MySqlConfig {
                 "ssl-key" => config.ssl_key = Some(PathBuf::from(&*value)),
                 "socket" => config.socket = Some(PathBuf::from(&*value)),
                 _ => {
-                    return Err(bad(
+                    return Err(bad(format!(
                         "the MySQL URL has an unknown parameter; known are table, ssl-mode, ssl-ca, ssl-cert, \
-                         ssl-key and socket",
-                    ));
+                         ssl-key, socket, {}",
+                        Parameters::NAMES
+                    )));
                 }
             }
         }
+        config.peers = peers.table()?;
         if config.ssl_cert.is_some() != config.ssl_key.is_some() {
             return Err(bad(
                 "ssl-cert and ssl-key go together; give both or neither",
@@ -277,6 +295,8 @@ mod tests {
             "mysql://me:hunter2@host/db?hunter2=1",
             "mysql://me:hunter2@host/db?ssl-cert=a",
             "mysql://me:hunter2@host/db?table=a`b",
+            "mysql://me:hunter2@host/db?layout=hunter2",
+            "mysql://me:hunter2@host/db?layout=master_lock&peer_skew=hunter2",
             "postgres://me:hunter2@host/db",
         ] {
             let error = MySqlConfig::from_url(bad).expect_err(bad);

@@ -5,8 +5,11 @@
 mod cost;
 mod faults;
 mod fence;
+mod layout;
 #[cfg(target_os = "linux")]
 mod line;
+#[path = "../peer/mod.rs"]
+mod peer;
 mod rows;
 mod server;
 mod support;

@@ -3,6 +3,7 @@
 mod attempt;
 mod belief;
 mod connection;
+pub(crate) mod layout;
 mod line;
 mod prepare;
 mod row;

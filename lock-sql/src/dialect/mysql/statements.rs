@@ -108,7 +108,7 @@ pub(super) fn mark() -> i64 {
     (bits & (i64::MAX >> 1)) | 1
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2 + 3);
     text.push_str("x'");
     for byte in bytes {
